@@ -1,0 +1,31 @@
+// Rules D: the values in the tensors, for devices whose memory the host can read.
+#pragma once
+
+#include <span>
+
+#include "octavo/paged_attention.h"
+
+namespace octavo::contract {
+
+class HostData;
+
+// Ok, or the message without the id; kInternal where memory runs out.
+using DataCheck = Status (*)(const HostData& data);
+
+struct DataRule {
+  const char* id;
+  const char* statement;
+  DataCheck check;
+};
+std::span<const DataRule> data_rules() noexcept;
+
+// Checks lengths, positions, block ids, slots, capacities and scales, and writes nothing. `arguments` must match
+// `problem` (match.h). Padding tokens, sequences without new tokens, and table columns that no query sees and no token
+// is written to are not looked at: a backend that reads such a column has to treat an id out of range as unmapped.
+//
+// Cost: O(batch_size + token_count + columns looked at), and n log n over the runs of consecutive slots where these
+// are not in ascending order. Allocates only then, and only above 256 runs.
+// Errors: kInvalidArgument (naming the input, the index and the value), kInternal (out of memory).
+Status check_host_data(const Problem& problem, const Arguments& arguments) noexcept;
+
+}  // namespace octavo::contract

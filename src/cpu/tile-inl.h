@@ -1,0 +1,190 @@
+// The arithmetic of one tile: up to 64 keys against the rows of one KV head. Included once per target by kernels.cc.
+// Every (row, key) score and every (row, channel) sum is one accumulator walked in a fixed order, so a row's bits do not depend
+// on how many rows share the tile.
+
+HWY_BEFORE_NAMESPACE();
+namespace octavo::cpu::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+// transposed[c][k] = keys[k][c] for key_count keys (a multiple of 4) and width channels (a multiple of 4), by 4x4 blocks in
+// 128-bit registers: half a shuffle an element, on the two ports that 128-bit shuffles have, is no slower than 512-bit ones on one.
+HWY_INLINE void transpose_keys(const float* const* keys, std::int64_t key_count, std::int64_t width, float* transposed) {
+  const hn::Simd<float, 4, 0> d;
+  for (std::int64_t k = 0; k < key_count; k += 4) {
+    const float *key0 = keys[k], *key1 = keys[k + 1], *key2 = keys[k + 2], *key3 = keys[k + 3];
+    float* to = transposed + k;
+    for (std::int64_t c = 0; c < width; c += 4) {
+      const auto r0 = hn::LoadU(d, key0 + c);
+      const auto r1 = hn::LoadU(d, key1 + c);
+      const auto r2 = hn::LoadU(d, key2 + c);
+      const auto r3 = hn::LoadU(d, key3 + c);
+      const auto low01 = hn::InterleaveLower(d, r0, r1);
+      const auto low23 = hn::InterleaveLower(d, r2, r3);
+      const auto high01 = hn::InterleaveUpper(d, r0, r1);
+      const auto high23 = hn::InterleaveUpper(d, r2, r3);
+      hn::StoreU(hn::ConcatLowerLower(d, low23, low01), d, to + (c + 0) * kTileKeys);
+      hn::StoreU(hn::ConcatUpperUpper(d, low23, low01), d, to + (c + 1) * kTileKeys);
+      hn::StoreU(hn::ConcatLowerLower(d, high23, high01), d, to + (c + 2) * kTileKeys);
+      hn::StoreU(hn::ConcatUpperUpper(d, high23, high01), d, to + (c + 3) * kTileKeys);
+    }
+  }
+}
+
+// scores[r][k] = sum over c of query[r][c] * transposed[c][k], for kRows rows and kVectors vectors of keys.
+template <int kRows, int kVectors>
+HWY_NOINLINE void score_block(const float* query, std::int64_t width, const float* transposed, float* scores) {
+  const FloatTag d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  FloatVec sum[kRows][kVectors];
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::Zero(d);
+  }
+  for (std::int64_t c = 0; c < width; ++c) {
+    FloatVec key[kVectors];
+    for (int v = 0; v < kVectors; ++v) key[v] = hn::Load(d, transposed + c * kTileKeys + v * lanes);
+    for (int r = 0; r < kRows; ++r) {
+      const FloatVec q = hn::Set(d, query[r * width + c]);
+      for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::MulAdd(q, key[v], sum[r][v]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kVectors; ++v) hn::Store(sum[r][v], d, scores + r * kTileKeys + v * lanes);
+  }
+}
+
+// sums[r][c] += sum over keys k in [begin, end) of weights[r][k] * values[k][c], for kRows rows and kVectors vectors of channels.
+template <int kRows, int kVectors>
+HWY_NOINLINE void value_block(const float* weights, const float* const* values, std::int64_t begin, std::int64_t end,
+                              std::int64_t column, std::int64_t sums_stride, float* sums) {
+  const FloatTag d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  FloatVec sum[kRows][kVectors];
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::Load(d, sums + r * sums_stride + v * lanes);
+  }
+  for (std::int64_t k = begin; k < end; ++k) {
+    const float* from = values[k] + column;
+    FloatVec value[kVectors];
+    for (int v = 0; v < kVectors; ++v) value[v] = hn::LoadU(d, from + v * lanes);
+    for (int r = 0; r < kRows; ++r) {
+      const FloatVec w = hn::Set(d, weights[r * kTileKeys + k]);
+      for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::MulAdd(w, value[v], sum[r][v]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kVectors; ++v) hn::Store(sum[r][v], d, sums + r * sums_stride + v * lanes);
+  }
+}
+
+// Rows and vectors of the register block. 4 x 4 fills AVX-512's and NEON's registers well; AVX2 and SSE have 16 only.
+inline constexpr int kBlockRows = 4;
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4
+inline constexpr int kBlockVectors = 2;
+#else
+inline constexpr int kBlockVectors = 4;
+#endif
+
+template <int kVectors>
+HWY_INLINE void score_rows(const float* query, std::int64_t rows, std::int64_t width, const float* transposed, float* scores) {
+  std::int64_t r = 0;
+  for (; r + kBlockRows <= rows; r += kBlockRows) {
+    score_block<kBlockRows, kVectors>(query + r * width, width, transposed, scores + r * kTileKeys);
+  }
+  query += r * width;
+  scores += r * kTileKeys;
+  switch (rows - r) {
+    case 1: score_block<1, kVectors>(query, width, transposed, scores); break;
+    case 2: score_block<2, kVectors>(query, width, transposed, scores); break;
+    case 3: score_block<3, kVectors>(query, width, transposed, scores); break;
+    default: break;
+  }
+}
+
+// All scores of a tile; key_count is a multiple of kPad.
+HWY_INLINE void score_tile(const float* query, std::int64_t rows, std::int64_t width, const float* transposed,
+                           std::int64_t key_count, float* scores) {
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(FloatTag()));
+  std::int64_t k = 0;
+  for (; k + kBlockVectors * lanes <= key_count; k += kBlockVectors * lanes) {
+    score_rows<kBlockVectors>(query, rows, width, transposed + k, scores + k);
+  }
+  for (; k < key_count; k += lanes) score_rows<1>(query, rows, width, transposed + k, scores + k);
+}
+
+template <int kVectors>
+HWY_INLINE void value_rows(const float* weights, std::int64_t rows, const float* const* values, std::int64_t begin,
+                           std::int64_t end, std::int64_t column, std::int64_t stride, float* sums) {
+  std::int64_t r = 0;
+  for (; r + kBlockRows <= rows; r += kBlockRows) {
+    value_block<kBlockRows, kVectors>(weights + r * kTileKeys, values, begin, end, column, stride, sums + r * stride + column);
+  }
+  weights += r * kTileKeys;
+  sums += r * stride + column;
+  switch (rows - r) {
+    case 1: value_block<1, kVectors>(weights, values, begin, end, column, stride, sums); break;
+    case 2: value_block<2, kVectors>(weights, values, begin, end, column, stride, sums); break;
+    case 3: value_block<3, kVectors>(weights, values, begin, end, column, stride, sums); break;
+    default: break;
+  }
+}
+
+// sums += weights * values over keys [begin, end); stride = padded width of sums' rows, which every value row can be read to.
+HWY_INLINE void accumulate_values(const float* weights, std::int64_t rows, const float* const* values, std::int64_t begin,
+                                  std::int64_t end, std::int64_t stride, float* sums) {
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(FloatTag()));
+  std::int64_t column = 0;
+  for (; column + kBlockVectors * lanes <= stride; column += kBlockVectors * lanes) {
+    value_rows<kBlockVectors>(weights, rows, values, begin, end, column, stride, sums);
+  }
+  for (; column < stride; column += lanes) value_rows<1>(weights, rows, values, begin, end, column, stride, sums);
+}
+
+// to[i] = a * to[i] + b * from[i]
+HWY_INLINE void scale_add(float a, float b, const float* from, std::int64_t count, float* to) {
+  const FloatTag d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  for (std::int64_t i = 0; i < count; i += lanes) {
+    const FloatVec scaled = hn::Mul(hn::Set(d, a), hn::Load(d, to + i));
+    hn::Store(hn::MulAdd(hn::Set(d, b), hn::Load(d, from + i), scaled), d, to + i);
+  }
+}
+
+HWY_INLINE void scale_by(float a, std::int64_t count, float* to) {
+  const FloatTag d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  for (std::int64_t i = 0; i < count; i += lanes) hn::Store(hn::Mul(hn::Set(d, a), hn::Load(d, to + i)), d, to + i);
+}
+
+// One row of a tile: scores become exp(score - maximum), with the state's maximum and weight brought up to date. `visible` has
+// a bit per key. Returns what the row's sums so far must be multiplied by.
+HWY_INLINE float softmax_row(float* scores, std::int64_t key_count, std::uint64_t visible, float& maximum, float& weight) {
+  const FloatTag d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const FloatVec excluded = hn::Set(d, -std::numeric_limits<float>::infinity());
+  FloatVec highest = excluded;
+  for (std::int64_t k = 0; k < key_count; k += lanes) {
+    const std::uint64_t bits = visible >> k;
+    const auto mask = hn::LoadMaskBits(d, reinterpret_cast<const std::uint8_t*>(&bits));
+    const FloatVec s = hn::IfThenElse(mask, hn::Load(d, scores + k), excluded);
+    hn::Store(s, d, scores + k);
+    highest = hn::Max(highest, s);
+  }
+  const float tile_maximum = hn::GetLane(hn::MaxOfLanes(d, highest));
+  const float before = maximum;
+  maximum = std::max(before, tile_maximum);
+  // With nothing attended yet, any finite reference keeps exp(-inf - reference) at 0 and lets a NaN score through.
+  const float reference = maximum == -std::numeric_limits<float>::infinity() ? 0.0f : maximum;
+  FloatVec total = hn::Zero(d);
+  for (std::int64_t k = 0; k < key_count; k += lanes) {
+    const FloatVec p = exp_nonpositive(d, hn::Sub(hn::Load(d, scores + k), hn::Set(d, reference)));
+    hn::Store(p, d, scores + k);
+    total = hn::Add(total, p);
+  }
+  const float correction = before == maximum ? 1.0f : std::exp(before - reference);
+  weight = weight * correction + hn::GetLane(hn::SumOfLanes(d, total));
+  return correction;
+}
+
+}  // namespace octavo::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
