@@ -1,0 +1,247 @@
+#include "ort/kernel.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <limits>
+
+#include "ort/tensors.h"
+#include "ort/thread_pool.h"
+
+namespace octavo::ort {
+namespace {
+
+// Where each input goes. The caches are not here: they are mutable.
+constexpr std::array<TensorView Arguments::*, kInputCount> kReadOnlyInputs = {
+    &Arguments::query,
+    &Arguments::key,
+    &Arguments::value,
+    nullptr,
+    nullptr,
+    &Arguments::cumulative_sequence_length,
+    &Arguments::past_seqlens,
+    &Arguments::block_table,
+    &Arguments::cos_cache,
+    &Arguments::sin_cache,
+    &Arguments::slot_mapping,
+    &Arguments::head_sink,
+    &Arguments::q_norm_weight,
+    &Arguments::k_norm_weight,
+    &Arguments::k_scale,
+    &Arguments::v_scale,
+    &Arguments::attention_metadata,
+    &Arguments::query_positions,
+    &Arguments::attention_bias,
+};
+
+// A workspace out of ONNX Runtime's arena, given back at the end of the call.
+class ArenaBuffer {
+ public:
+  ArenaBuffer(const OrtApi& api, OrtAllocator* allocator) noexcept : api_(api), allocator_(allocator) {}
+  ~ArenaBuffer() {
+    if (data_ != nullptr) static_cast<void>(succeeded(api_, api_.AllocatorFree(allocator_, data_)));
+  }
+  ArenaBuffer(const ArenaBuffer&) = delete;
+  ArenaBuffer& operator=(const ArenaBuffer&) = delete;
+
+  Status allocate(std::size_t bytes, Workspace& workspace) {
+    workspace = Workspace();
+    if (bytes == 0) return {};
+    const std::size_t with_padding = bytes + kWorkspaceAlignment;
+    Status status =
+        from_ort_status(api_, api_.AllocatorAlloc(allocator_, with_padding, &data_), "allocating the workspace");
+    if (status.ok()) workspace = aligned_workspace(data_, with_padding);
+    return status;
+  }
+
+ private:
+  const OrtApi& api_;
+  OrtAllocator* allocator_;
+  void* data_ = nullptr;
+};
+
+std::int64_t extent(const TensorView& view, std::size_t axis) noexcept {
+  return static_cast<int>(axis) < view.rank && axis < view.shape.size() ? view.shape[axis] : 0;
+}
+
+// a * b, 0 where that is no possible extent: validation has a rule for whatever input is to blame.
+std::int64_t extent_product(std::int64_t a, std::int64_t b) noexcept {
+  if (a <= 0 || b <= 0 || a > std::numeric_limits<std::int64_t>::max() / b) return 0;
+  return a * b;
+}
+
+// 0 for a number of heads that validation refuses; the others can be multiplied without care.
+std::int64_t plausible_heads(std::int64_t heads) noexcept {
+  return heads > 0 && heads <= (std::int64_t{1} << 20) ? heads : 0;
+}
+
+// plan() names its options; a session sets them under other names.
+Status in_words_of_a_session(Status status) {
+  const char* entry = status.code() == StatusCode::kResourceExhausted ? "octavo.output_qk_limit_bytes"
+                      : status.code() == StatusCode::kInvalidArgument ? "octavo.backend"
+                                                                      : nullptr;
+  if (entry == nullptr) return status;
+  return {status.code(), status.message() + " (PlanOptions are session config entries here: " + entry + ")"};
+}
+
+}  // namespace
+
+Status Kernel::create(const OrtApi& api, const Config& config, const OrtKernelInfo* info,
+                      std::unique_ptr<Kernel>& kernel) {
+  std::unique_ptr<Kernel> created(new Kernel(api, config));
+  Status status = read_attributes(api, info, created->attributes_);
+  if (status.ok()) status = read_outputs(api, info, created->attributes_, created->outputs_);
+  if (!status.ok()) return status;
+  created->node_name_ = node_name(api, info);
+  status = from_ort_status(api, api.KernelInfoGetAllocator(info, OrtMemTypeDefault, &created->allocator_),
+                           "getting the allocator");
+  if (status.ok()) kernel = std::move(created);
+  return status;
+}
+
+Kernel::~Kernel() {
+  if (allocator_ != nullptr) api_.ReleaseAllocator(allocator_);
+}
+
+Status Kernel::compute(OrtKernelContext* context) {
+  Arguments arguments;
+  Status status = read_inputs(context, arguments);
+  if (!status.ok()) return status;
+  shape_outputs(arguments);
+
+  Problem problem;
+  status = validate(arguments, attributes_, problem);
+  if (!status.ok()) return status;
+  std::shared_ptr<const Plan> plan;
+  status = plan_for(problem, context, plan);
+  if (!status.ok()) return status;
+  status = bind_outputs(context, arguments);
+  if (!status.ok()) return status;
+
+  ArenaBuffer buffer(api_, allocator_);
+  Workspace workspace;
+  status = buffer.allocate(plan->workspace_bytes(), workspace);
+  if (!status.ok()) return status;
+  ContextExecutor executor(api_, context, plan->concurrency());
+  RunContext run_context;
+  run_context.executor = &executor;
+  return run(*plan, arguments, workspace, run_context);
+}
+
+Status Kernel::read_inputs(const OrtKernelContext* context, Arguments& arguments) const {
+  for (std::size_t index = 0; index < kInputCount; ++index) {
+    MutableTensorView view;
+    Status status = input_view(api_, context, index, view);
+    if (!status.ok()) return status;
+    if (index == kKeyCache) {
+      arguments.key_cache = view;
+    } else if (index == kValueCache) {
+      arguments.value_cache = view;
+    } else {
+      arguments.*kReadOnlyInputs[index] = view;
+    }
+  }
+  // Engines that always feed the input say "no bounds" with an empty tensor.
+  if (arguments.attention_metadata.rank == 1 && arguments.attention_metadata.shape[0] == 0) {
+    arguments.attention_metadata = TensorView();
+  }
+  return {};
+}
+
+// ONNX Runtime wants the shapes of the outputs from the operator; the contract derives them from the inputs. Malformed
+// inputs give extents of 0 here: validate() refuses them by name before it looks at the outputs.
+void Kernel::shape_outputs(Arguments& arguments) const {
+  // validate() wants to see that a tensor has memory; there is none before it has agreed to the shapes.
+  alignas(kWorkspaceAlignment) static std::byte not_yet_allocated;
+
+  const Attributes& a = attributes_;
+  const std::int64_t num_heads = plausible_heads(a.num_heads);
+  const std::int64_t kv_num_heads = plausible_heads(a.kv_num_heads);
+  const std::int64_t token_count = extent(arguments.query, 0);
+  std::int64_t width = extent(arguments.query, 1);
+  if (a.kv_cache_layout == CacheLayout::kLatent) {
+    if (a.v_head_size != 0) width = extent_product(num_heads, a.v_head_size);
+  } else if (!arguments.key.present() && !arguments.value.present() && num_heads > 0) {
+    width = width / (num_heads + 2 * kv_num_heads) * num_heads;
+  }
+  arguments.output = MutableTensorView(&not_yet_allocated, arguments.query.type, {token_count, width});
+
+  if (!outputs_.output_qk) return;
+  std::int64_t context_len = extent_product(extent(arguments.block_table, 1), extent(arguments.key_cache, 1));
+  const TensorView& metadata = arguments.attention_metadata;
+  if (metadata.type == ElementType::kInt32 && metadata.rank == 1 && metadata.shape[0] >= 2) {
+    const std::int64_t bound = static_cast<const std::int32_t*>(metadata.data)[1];
+    if (bound > 0) context_len = std::min(context_len, bound);
+  }
+  arguments.output_qk =
+      MutableTensorView(&not_yet_allocated, outputs_.output_qk_type, {num_heads, token_count, context_len});
+}
+
+Status Kernel::plan_for(const Problem& problem, const OrtKernelContext* context, std::shared_ptr<const Plan>& plan) {
+  std::shared_ptr<const Plan> latest = latest_plan_.load(std::memory_order_acquire);
+  if (latest != nullptr && latest->problem() == problem) {
+    plan = std::move(latest);
+    return {};
+  }
+  PlanOptions options;
+  options.concurrency = config_.concurrency;
+  options.backend = config_.backend;
+  options.output_qk_limit_bytes = config_.output_qk_limit_bytes;
+  auto made = std::make_shared<Plan>();
+  if (Status status = octavo::plan(problem, options, *made); !status.ok())
+    return in_words_of_a_session(std::move(status));
+  if (config_.explain && (latest == nullptr || latest->backend_name() != made->backend_name()))
+    explain_choice(*made, context);
+  plan = std::move(made);
+  latest_plan_.store(plan, std::memory_order_release);
+  return {};
+}
+
+void Kernel::explain_choice(const Plan& plan, const OrtKernelContext* context) const {
+  std::string text = "octavo: node \"" + node_name_ + "\" takes backend " + std::string(plan.backend_name()) +
+                     " for features " + to_string(plan.problem().features);
+  PlanOptions options;
+  options.concurrency = config_.concurrency;
+  for (const Verdict& verdict : explain(plan.problem(), options)) {
+    if (!verdict.refusal.empty()) text += "; " + verdict.backend + " refuses: " + verdict.refusal;
+  }
+  const OrtLogger* logger = nullptr;
+  if (!succeeded(api_, api_.KernelContext_GetLogger(context, &logger))) return;
+  static_cast<void>(succeeded(api_, api_.Logger_LogMessage(logger, ORT_LOGGING_LEVEL_WARNING, text.c_str(),
+                                                           __FILE_NAME__, __LINE__, __func__)));
+}
+
+Status Kernel::bind_outputs(OrtKernelContext* context, Arguments& arguments) const {
+  Status status = allocate_output(api_, context, kOutput, arguments.output);
+  if (status.ok() && outputs_.output_qk) status = allocate_output(api_, context, kOutputQk, arguments.output_qk);
+  if (!status.ok() || !outputs_.cache_outputs) return status;
+  const MutableTensorView key_cache = arguments.key_cache;
+  status = bind_cache(context, kKeyCacheOut, arguments.value_cache, arguments.key_cache);
+  if (status.ok() && arguments.value_cache.present()) {
+    status = bind_cache(context, kValueCacheOut, key_cache, arguments.value_cache);
+  }
+  return status;
+}
+
+// Lets the call update the cache output. Where the caller has bound it to the input's buffer, that is in place;
+// elsewhere the old contents are copied first and the input stays as it is.
+Status Kernel::bind_cache(OrtKernelContext* context, std::size_t output, const MutableTensorView& other_cache,
+                          MutableTensorView& cache) const {
+  const void* input_data = cache.data;
+  Status status = allocate_output(api_, context, output, cache);
+  if (!status.ok() || cache.data == input_data) return status;
+  const std::int64_t bytes = cache.element_count() * static_cast<std::int64_t>(size_in_bytes(cache.type));
+  if (bytes == 0) return {};
+  if (cache.data == other_cache.data) {
+    return Status::invalid_argument(
+        output == kKeyCacheOut
+            ? "output 1 (key_cache_out) is bound to the buffer of value_cache: bind it to key_cache's "
+              "buffer or to one of its own"
+            : "output 2 (value_cache_out) is bound to the buffer of key_cache: bind it to "
+              "value_cache's buffer or to one of its own");
+  }
+  std::memcpy(cache.data, input_data, static_cast<std::size_t>(bytes));
+  return {};
+}
+
+}  // namespace octavo::ort
