@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <memory>
-#include <new>
 
 namespace octavo::contract {
 namespace {
@@ -39,39 +37,52 @@ void for_each_run(const HostData& data, Visit&& visit) {
   if (run.length > 0) visit(run);
 }
 
-}  // namespace
+// A total order: no two runs start with the same token.
+bool before(const Run& a, const Run& b) {
+  return a.slot != b.slot ? a.slot < b.slot : a.token < b.token;
+}
 
-DuplicateSlot find_duplicate_slot(const HostData& data) noexcept {
-  std::int64_t count = 0;
+bool ascends(const HostData& data) {
   std::int64_t free_from = 0;  // every slot so far is below it
   bool ascending = true;
   for_each_run(data, [&](const Run& run) {
-    ++count;
     ascending = ascending && run.slot >= free_from;
     free_from = run.slot + run.length;
   });
-  if (ascending) return {};
+  return ascending;
+}
 
-  std::array<Run, 256> few;
-  std::unique_ptr<Run[]> many;
-  Run* runs = few.data();
-  if (count > static_cast<std::int64_t>(few.size())) {
-    many.reset(new (std::nothrow) Run[static_cast<std::size_t>(count)]);
-    if (many == nullptr) return {DuplicateSlot::Outcome::kOutOfMemory, 0, 0, 0};
-    runs = many.get();
-  }
-  Run* end = runs;
-  for_each_run(data, [&end](const Run& run) { *end++ = run; });
-  std::sort(runs, end, [](const Run& a, const Run& b) { return a.slot < b.slot; });
+}  // namespace
 
-  // Sorted by their first slot, any overlap shows between neighbours.
-  for (const Run* run = runs; run + 1 < end; ++run) {
-    const Run& next = run[1];
-    if (next.slot >= run->slot + run->length) continue;
-    const std::int64_t token = run->token + (next.slot - run->slot);
-    return {DuplicateSlot::Outcome::kFound, next.slot, std::min(token, next.token), std::max(token, next.token)};
+std::optional<DuplicateSlot> find_duplicate_slot(const HostData& data) noexcept {
+  if (ascends(data)) return std::nullopt;
+
+  // Run by run in the order of slots, any overlap shows between neighbours. run() must not allocate, so the runs are
+  // sorted as many at a time as fit here; one pass over the tokens collects the next ones.
+  std::array<Run, 1024> runs;
+  Run previous;  // length 0: none yet
+  bool more = true;
+  while (more) {
+    more = false;
+    auto end = runs.begin();  // [runs.begin(), end) is a heap of the first runs after `previous`, the last on top
+    for_each_run(data, [&](const Run& run) {
+      if (previous.length > 0 && !before(previous, run)) return;
+      if (end == runs.end()) {
+        more = true;
+        if (!before(run, runs.front())) return;
+        std::pop_heap(runs.begin(), end--, before);
+      }
+      *end++ = run;
+      std::push_heap(runs.begin(), end, before);
+    });
+    std::sort_heap(runs.begin(), end, before);
+    for (auto run = runs.begin(); run != end; previous = *run++) {
+      if (previous.length == 0 || run->slot >= previous.slot + previous.length) continue;
+      const std::int64_t token = previous.token + (run->slot - previous.slot);
+      return DuplicateSlot{run->slot, std::min(token, run->token), std::max(token, run->token)};
+    }
   }
-  return {};
+  return std::nullopt;
 }
 
 }  // namespace octavo::contract

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <exception>
+#include <optional>
 
 #include "contract/duplicate_slots.h"
 #include "contract/host_data_reader.h"
@@ -153,17 +154,13 @@ Status slots_in_range(const HostData& data) {
 }
 
 Status slots_distinct(const HostData& data) {
-  const DuplicateSlot duplicate = find_duplicate_slot(data);
-  switch (duplicate.outcome) {
-    case DuplicateSlot::Outcome::kNone: return {};
-    case DuplicateSlot::Outcome::kOutOfMemory: return out_of_memory();
-    case DuplicateSlot::Outcome::kFound: break;
-  }
+  const std::optional<DuplicateSlot> duplicate = find_duplicate_slot(data);
+  if (!duplicate) return {};
   const bool explicit_slots = data.problem.has(Feature::kSlotMapping);
   return broken(explicit_slots ? "slot_mapping" : "block_table",
-                ": two new tokens must not be written to one slot, got ", "tokens ", duplicate.first_token, " and ",
-                duplicate.second_token, " in slot ", duplicate.slot, " (block ",
-                duplicate.slot / data.problem.block_size, ", offset ", duplicate.slot % data.problem.block_size,
+                ": two new tokens must not be written to one slot, got ", "tokens ", duplicate->first_token, " and ",
+                duplicate->second_token, " in slot ", duplicate->slot, " (block ",
+                duplicate->slot / data.problem.block_size, ", offset ", duplicate->slot % data.problem.block_size,
                 explicit_slots ? "); give -1 to the one that is not to be kept"
                                : "); give sequences that append a last block of their own");
 }

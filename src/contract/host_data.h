@@ -9,7 +9,7 @@ namespace octavo::contract {
 
 class HostData;
 
-// Ok, or the message without the id; kInternal where memory runs out.
+// Ok, or the message without the id.
 using DataCheck = Status (*)(const HostData& data);
 
 struct DataRule {
@@ -23,9 +23,9 @@ std::span<const DataRule> data_rules() noexcept;
 // `problem` (match.h). Padding tokens, sequences without new tokens, and table columns that no query sees and no token
 // is written to are not looked at: a backend that reads such a column has to treat an id out of range as unmapped.
 //
-// Cost: O(batch_size + token_count + columns looked at), and n log n over the runs of consecutive slots where these
-// are not in ascending order. Allocates only then, and only above 256 runs.
-// Errors: kInvalidArgument (naming the input, the index and the value), kInternal (out of memory).
+// Cost: O(batch_size + token_count + columns looked at), more where slots do not ascend (duplicate_slots.h). Allocates
+// nothing but the message of an error.
+// Errors: kInvalidArgument (naming the input, the index and the value).
 Status check_host_data(const Problem& problem, const Arguments& arguments) noexcept;
 
 }  // namespace octavo::contract
