@@ -34,8 +34,8 @@ HWY_INLINE std::uint64_t bit_range(std::int64_t begin, std::int64_t end) {
 
 // The keys of one tile.
 struct KeyTile {
-  std::int64_t base = 0;      // first position
-  std::uint64_t mapped = 0;   // keys that some row sees and whose block is mapped: the only ones whose memory is read
+  std::int64_t base = 0;     // first position
+  std::uint64_t mapped = 0;  // keys that some row sees and whose block is mapped: the only ones whose memory is read
   std::uint64_t visible[kTileRows];  // per token: keys it sees
   std::int64_t begin = 0, end = 0;   // hull of `mapped`
   std::int64_t scored = 0;           // end, rounded up to whole vectors
@@ -46,14 +46,15 @@ struct KeyTile {
 // Decodes a cache row of `width` channels into `buffer`, or points at it where `in_place`.
 HWY_INLINE const float* decoded_row(DecodeRow decode, const std::byte* row, std::int64_t width, bool in_place,
                                     float* buffer) {
-  if (in_place && reinterpret_cast<std::uintptr_t>(row) % alignof(float) == 0) return reinterpret_cast<const float*>(row);
+  if (in_place && reinterpret_cast<std::uintptr_t>(row) % alignof(float) == 0)
+    return reinterpret_cast<const float*>(row);
   decode(row, width, buffer);
   return buffer;
 }
 
 // Finds the tile's live keys and decodes their rows; every other key gets a row of zeros. False: nothing to attend to.
-HWY_INLINE bool load_keys(const Call& call, const Tile& tile, const TokenRanges& ranges, std::int64_t base, LaneScratch& scratch,
-                          KeyTile& keys) {
+HWY_INLINE bool load_keys(const Call& call, const Tile& tile, const TokenRanges& ranges, std::int64_t base,
+                          LaneScratch& scratch, KeyTile& keys) {
   const Problem& problem = *call.problem;
   keys.base = base;
   std::uint64_t seen = 0;
@@ -136,8 +137,8 @@ HWY_INLINE void compute_scores(const Call& call, const Tile& tile, const KeyTile
 }
 
 // Writes output_qk for one row of one tile: `row` where visible, 0 elsewhere.
-HWY_INLINE void write_output_qk(const Call& call, const Tile& tile, const KeyTile& keys, std::int64_t r, std::uint64_t visible,
-                                float* row) {
+HWY_INLINE void write_output_qk(const Call& call, const Tile& tile, const KeyTile& keys, std::int64_t r,
+                                std::uint64_t visible, float* row) {
   const Problem& problem = *call.problem;
   const std::int64_t group = problem.group_size();
   const std::int64_t head = tile.kv_head * group + r % group;
@@ -151,7 +152,8 @@ HWY_INLINE void write_output_qk(const Call& call, const Tile& tile, const KeyTil
              call.output_qk + at * static_cast<std::int64_t>(size_in_bytes(problem.output_qk_type)));
 }
 
-HWY_INLINE void attend_chunk(const Call& call, const Tile& tile, std::int64_t chunk, LaneScratch& scratch, SoftmaxState& state) {
+HWY_INLINE void attend_chunk(const Call& call, const Tile& tile, std::int64_t chunk, LaneScratch& scratch,
+                             SoftmaxState& state) {
   const Problem& problem = *call.problem;
   const std::int64_t group = problem.group_size();
   const std::int64_t rows = (tile.token_end - tile.token_begin) * group;
@@ -198,7 +200,8 @@ HWY_INLINE void fold(const Call& call, const Tile& tile, const SoftmaxState& nex
 }
 
 // Second pass of output_qk = probabilities: the scores again, now that each row's maximum and denominator are known.
-HWY_INLINE void write_probabilities(const Call& call, const Tile& tile, const SoftmaxState& state, LaneScratch& scratch) {
+HWY_INLINE void write_probabilities(const Call& call, const Tile& tile, const SoftmaxState& state,
+                                    LaneScratch& scratch) {
   const std::int64_t group = call.problem->group_size();
   const std::int64_t rows = (tile.token_end - tile.token_begin) * group;
   const FloatTag d;

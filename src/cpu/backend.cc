@@ -20,9 +20,13 @@ Cache make_cache(const MutableTensorView& view, const CacheFormat& format, const
   return cache;
 }
 
-const std::byte* bytes_of(const TensorView& view) noexcept { return static_cast<const std::byte*>(view.data); }
+const std::byte* bytes_of(const TensorView& view) noexcept {
+  return static_cast<const std::byte*>(view.data);
+}
 
-IndexArray make_indices(const TensorView& view) noexcept { return {view.data, view.type == ElementType::kInt64}; }
+IndexArray make_indices(const TensorView& view) noexcept {
+  return {view.data, view.type == ElementType::kInt64};
+}
 
 }  // namespace
 
@@ -48,7 +52,8 @@ Call make_call(const Problem& problem, const Arguments& arguments) noexcept {
   }
   call.cumulative = static_cast<const std::int32_t*>(arguments.cumulative_sequence_length.data);
   call.past = static_cast<const std::int32_t*>(arguments.past_seqlens.data);
-  if (problem.has(Feature::kQueryPositions)) call.positions = static_cast<const std::int32_t*>(arguments.query_positions.data);
+  if (problem.has(Feature::kQueryPositions))
+    call.positions = static_cast<const std::int32_t*>(arguments.query_positions.data);
   call.block_table = make_indices(arguments.block_table);
   if (problem.has(Feature::kSlotMapping)) call.slot_mapping = make_indices(arguments.slot_mapping);
   call.cos = bytes_of(arguments.cos_cache);
@@ -70,7 +75,9 @@ Call make_call(const Problem& problem, const Arguments& arguments) noexcept {
 
 namespace {
 
-std::size_t workspace_bytes(const Problem& problem, int concurrency) { return schedule_workspace_bytes(problem, concurrency); }
+std::size_t workspace_bytes(const Problem& problem, int concurrency) {
+  return schedule_workspace_bytes(problem, concurrency);
+}
 
 template <const Kernels& kKernels>
 Status run(const Problem& problem, const Arguments& arguments, Workspace workspace, int concurrency,
@@ -87,8 +94,9 @@ Status run(const Problem& problem, const Arguments& arguments, Workspace workspa
 namespace {
 
 std::string refuse_without_avx512(const Problem&) {
-  const bool has = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
-                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma") &&
+  const bool has = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                   __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma") &&
                    __builtin_cpu_supports("f16c");
   return has ? std::string() : "this processor lacks AVX-512 (F, BW, CD, DQ, VL)";
 }
@@ -100,27 +108,34 @@ std::string refuse_without_avx2(const Problem&) {
 }
 
 std::string refuse_without_baseline(const Problem&) {
-  const bool has = __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("aes") && __builtin_cpu_supports("pclmul");
+  const bool has =
+      __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("aes") && __builtin_cpu_supports("pclmul");
   return has ? std::string() : "this processor lacks SSE4.2, AES or PCLMUL";
 }
 
 }  // namespace
 
-const dispatch::Backend kAvx512Backend = {
-    "cpu_avx512", "Streaming attention in 512-bit vectors.", DeviceKind::kCpu, FeatureSet::all(),
-    refuse_without_avx512, workspace_bytes, run<kAvx512Kernels>};
+const dispatch::Backend kAvx512Backend = {"cpu_avx512",          "Streaming attention in 512-bit vectors.",
+                                          DeviceKind::kCpu,      FeatureSet::all(),
+                                          refuse_without_avx512, workspace_bytes,
+                                          run<kAvx512Kernels>};
 
-const dispatch::Backend kAvx2Backend = {
-    "cpu_avx2", "Streaming attention in 256-bit vectors.", DeviceKind::kCpu, FeatureSet::all(),
-    refuse_without_avx2, workspace_bytes, run<kAvx2Kernels>};
+const dispatch::Backend kAvx2Backend = {"cpu_avx2",          "Streaming attention in 256-bit vectors.",
+                                        DeviceKind::kCpu,    FeatureSet::all(),
+                                        refuse_without_avx2, workspace_bytes,
+                                        run<kAvx2Kernels>};
 #else
 namespace {
-std::string refuse_without_baseline(const Problem&) { return {}; }
+std::string refuse_without_baseline(const Problem&) {
+  return {};
+}
 }  // namespace
 #endif
 
 const dispatch::Backend kBaselineBackend = {
-    "cpu_baseline", "Streaming attention in 128-bit vectors (SSE4.2 on x86-64, NEON on arm64).",
-    DeviceKind::kCpu, FeatureSet::all(), refuse_without_baseline, workspace_bytes, run<kBaselineKernels>};
+    "cpu_baseline",          "Streaming attention in 128-bit vectors (SSE4.2 on x86-64, NEON on arm64).",
+    DeviceKind::kCpu,        FeatureSet::all(),
+    refuse_without_baseline, workspace_bytes,
+    run<kBaselineKernels>};
 
 }  // namespace octavo::cpu

@@ -1,4 +1,5 @@
-// One call as the CPU kernels see it: raw pointers, byte strides and resolved sizes. Made once per run(), read by every task.
+// One call as the CPU kernels see it: raw pointers, byte strides and resolved sizes. Made once per run(), read by every
+// task.
 #pragma once
 
 #include <cstddef>
@@ -61,7 +62,9 @@ struct Call {
   std::byte* output_qk = nullptr;
   float* lse = nullptr;
 
-  std::int64_t new_tokens(std::int64_t sequence) const noexcept { return cumulative[sequence + 1] - cumulative[sequence]; }
+  std::int64_t new_tokens(std::int64_t sequence) const noexcept {
+    return cumulative[sequence + 1] - cumulative[sequence];
+  }
   std::int64_t kv_length(std::int64_t sequence) const noexcept { return past[sequence] + new_tokens(sequence); }
 
   // The logical position of a sequence's j-th new token: for RoPE and for the causal and window masks.

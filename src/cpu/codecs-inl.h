@@ -1,5 +1,6 @@
-// Stored elements <-> float rows. A codec decodes codes without their scale; what it leaves out on top (kFactor) joins the
-// scale, which the kernels fold into Q (for K) and into the epilogue (for V). Included once per target by kernels.cc.
+// Stored elements <-> float rows. A codec decodes codes without their scale; what it leaves out on top (kFactor) joins
+// the scale, which the kernels fold into Q (for K) and into the epilogue (for V). Included once per target by
+// kernels.cc.
 
 HWY_BEFORE_NAMESPACE();
 namespace octavo::cpu::HWY_NAMESPACE {
@@ -8,6 +9,28 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using FloatTag = HWY_FULL(float);
 using FloatVec = hn::Vec<FloatTag>;
+
+// float16 bits to float, exact for every code. Highway's own emulation for 128-bit x86 knows no infinity and no NaN,
+// and its opposite truncates, so that target does both here; the others have the instructions.
+HWY_INLINE FloatVec float16_to_float(FloatTag d, hn::Vec<hn::Rebind<std::uint16_t, FloatTag>> bits) {
+#if HWY_TARGET == HWY_SSE4
+  const hn::Rebind<std::int32_t, FloatTag> d32;
+  const auto wide = hn::PromoteTo(d32, bits);
+  const auto magnitude = hn::And(wide, hn::Set(d32, 0x7FFF));
+  const auto sign = hn::ShiftLeft<16>(hn::And(wide, hn::Set(d32, 0x8000)));
+  const auto rebias = hn::Set(d32, 112 << 23);
+  const auto normal = hn::Add(hn::ShiftLeft<13>(magnitude), rebias);
+  const auto special = hn::Add(normal, rebias);  // exponent 31 becomes 255
+  const auto subnormal = hn::Mul(hn::ConvertTo(d, magnitude), hn::Set(d, 1.0f / 16777216.0f));
+  const auto is_special = hn::Gt(magnitude, hn::Set(d32, 0x7BFF));
+  const auto is_subnormal = hn::Lt(magnitude, hn::Set(d32, 0x0400));
+  const auto finite = hn::IfThenElse(is_subnormal, hn::BitCast(d32, subnormal), normal);
+  return hn::BitCast(d, hn::Or(hn::IfThenElse(is_special, special, finite), sign));
+#else
+  const hn::Rebind<hwy::float16_t, FloatTag> df16;
+  return hn::PromoteTo(d, hn::BitCast(df16, bits));
+#endif
+}
 
 struct Float32Codec {
   static constexpr float kFactor = 1.0f;
@@ -22,8 +45,7 @@ struct Float16Codec {
   static constexpr std::size_t bytes(std::size_t n) { return 2 * n; }
   static HWY_INLINE FloatVec load(FloatTag d, const std::uint8_t* from) {
     const hn::Rebind<std::uint16_t, FloatTag> d16;
-    const hn::Rebind<hwy::float16_t, FloatTag> df16;
-    return hn::PromoteTo(d, hn::BitCast(df16, hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(from))));
+    return float16_to_float(d, hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(from)));
   }
 };
 
@@ -48,21 +70,20 @@ struct Int8Codec {
   }
 };
 
-// An e4m3 code moved into the fields of a float16 is the value times 2^-8, subnormals included, and float16 -> float32 does not
-// mind flush-to-zero modes. The one NaN code becomes float16's.
+// An e4m3 code moved into the fields of a float16 is the value times 2^-8, subnormals included, and float16 -> float32
+// does not mind flush-to-zero modes. The one NaN code becomes float16's.
 struct Float8Codec {
   static constexpr float kFactor = 256.0f;
   static constexpr std::size_t bytes(std::size_t n) { return n; }
   static HWY_INLINE FloatVec load(FloatTag d, const std::uint8_t* from) {
     const hn::Rebind<std::uint8_t, FloatTag> d8;
     const hn::Rebind<std::uint16_t, FloatTag> d16;
-    const hn::Rebind<hwy::float16_t, FloatTag> df16;
     const auto code = hn::PromoteTo(d16, hn::LoadU(d8, from));
     const auto magnitude = hn::And(code, hn::Set(d16, std::uint16_t{0x7F}));
     const auto sign = hn::ShiftLeft<8>(hn::And(code, hn::Set(d16, std::uint16_t{0x80})));
     const auto is_nan = hn::Eq(magnitude, hn::Set(d16, std::uint16_t{0x7F}));
     const auto bits = hn::IfThenElse(is_nan, hn::Set(d16, std::uint16_t{0x7E00}), hn::ShiftLeft<7>(magnitude));
-    return hn::PromoteTo(d, hn::BitCast(df16, hn::Or(bits, sign)));
+    return float16_to_float(d, hn::Or(bits, sign));
   }
 };
 
@@ -93,15 +114,15 @@ struct Float4Codec {
   static constexpr std::size_t bytes(std::size_t n) { return n / 2; }
   static HWY_INLINE FloatVec load(FloatTag d, const std::uint8_t* from) {
     const hn::Rebind<std::uint16_t, FloatTag> d16;
-    const hn::Rebind<hwy::float16_t, FloatTag> df16;
     const auto code = hn::PromoteTo(d16, load_nibbles(d, from));
     const auto magnitude = hn::ShiftLeft<9>(hn::And(code, hn::Set(d16, std::uint16_t{7})));
     const auto sign = hn::ShiftLeft<12>(hn::And(code, hn::Set(d16, std::uint16_t{8})));
-    return hn::PromoteTo(d, hn::BitCast(df16, hn::Or(magnitude, sign)));
+    return float16_to_float(d, hn::Or(magnitude, sign));
   }
 };
 
-// n elements to floats; reads exactly the row's bytes and writes exactly n floats. n may be odd only for types of whole bytes.
+// n elements to floats; reads exactly the row's bytes and writes exactly n floats. n may be odd only for types of whole
+// bytes.
 template <class Codec>
 HWY_NOINLINE void decode_row(const void* from, std::int64_t count, float* to) {
   const FloatTag d;
@@ -145,23 +166,19 @@ HWY_INLINE DecodeRow decoder(ElementType type) {
   return type == ElementType::kBFloat16 ? decode_row<BFloat16Codec> : decode_row<Float32Codec>;
 }
 
-// float -> float16 bits, round to nearest even. Targets without the conversion emulate it.
-HWY_INLINE void encode_float16(const float* from, std::int64_t count, std::uint16_t* to) {
+// float -> float16 bits, round to nearest even.
+HWY_INLINE void encode_float16_row(const float* from, std::int64_t count, std::uint16_t* to) {
+  std::int64_t i = 0;
+#if HWY_TARGET != HWY_SSE4
   const FloatTag d;
   const hn::Rebind<std::uint16_t, FloatTag> d16;
   const hn::Rebind<hwy::float16_t, FloatTag> df16;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  std::int64_t i = 0;
   for (; i + lanes <= count; i += lanes) {
     hn::StoreU(hn::BitCast(d16, hn::DemoteTo(df16, hn::LoadU(d, from + i))), d16, to + i);
   }
-  if (i < count) {
-    alignas(64) float tail[16] = {};
-    alignas(64) std::uint16_t encoded[16];
-    std::memcpy(tail, from + i, static_cast<std::size_t>(count - i) * sizeof(float));
-    hn::StoreU(hn::BitCast(d16, hn::DemoteTo(df16, hn::LoadU(d, tail))), d16, encoded);
-    std::memcpy(to + i, encoded, static_cast<std::size_t>(count - i) * sizeof(std::uint16_t));
-  }
+#endif
+  for (; i < count; ++i) to[i] = encode_float16(from[i]);
 }
 
 // A float row to T or to an unquantised cache row.
@@ -169,7 +186,7 @@ HWY_INLINE void encode_row(ElementType type, const float* from, std::int64_t cou
   if (type == ElementType::kFloat32) {
     std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(float));
   } else if (type == ElementType::kFloat16) {
-    encode_float16(from, count, reinterpret_cast<std::uint16_t*>(to));
+    encode_float16_row(from, count, reinterpret_cast<std::uint16_t*>(to));
   } else {
     auto* bits = reinterpret_cast<std::uint16_t*>(to);
     for (std::int64_t i = 0; i < count; ++i) bits[i] = encode_bfloat16(from[i]);
@@ -177,7 +194,8 @@ HWY_INLINE void encode_row(ElementType type, const float* from, std::int64_t cou
 }
 
 // A float row to cache row `head`, quantised as the contract says: code = round_half_even(x / scale), saturated.
-HWY_INLINE void encode_cache_row(const Cache& cache, std::int64_t head, std::int64_t head_size, float* row, std::byte* to) {
+HWY_INLINE void encode_cache_row(const Cache& cache, std::int64_t head, std::int64_t head_size, float* row,
+                                 std::byte* to) {
   if (cache.scale != nullptr) {
     const float* scale = cache.per_channel ? cache.scale + head * head_size : cache.scale;
     for (std::int64_t i = 0; i < head_size; ++i) row[i] /= scale[cache.per_channel ? i : 0];

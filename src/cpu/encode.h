@@ -1,5 +1,6 @@
 // One float to one code, in plain arithmetic: the write path is a few rows a token, so these are kept simple and exact.
-// Rounding is to nearest, ties to even, and saturates (docs/contract.md). Integer and e2m1 codes have no NaN: it becomes 0.
+// Rounding is to nearest, ties to even, and saturates (docs/contract.md). Integer and e2m1 codes have no NaN: it
+// becomes 0.
 #pragma once
 
 #include <algorithm>
@@ -9,10 +10,30 @@
 
 namespace octavo::cpu {
 
-// Valid for |x| < 2^22: adding and subtracting 1.5 * 2^23 leaves the nearest integer, ties to even, in any target's code.
+// Valid for |x| < 2^22: adding and subtracting 1.5 * 2^23 leaves the nearest integer, ties to even, in any target's
+// code.
 inline float round_half_even(float x) noexcept {
   constexpr float kMagic = 12582912.0f;
   return (x + kMagic) - kMagic;
+}
+
+// For targets without the instruction.
+inline std::uint16_t encode_float16(float x) noexcept {
+  const auto bits = std::bit_cast<std::uint32_t>(x);
+  const std::uint32_t sign = (bits >> 16) & 0x8000u;
+  const std::uint32_t magnitude = bits & 0x7FFFFFFFu;
+  std::uint32_t code = 0;
+  if (magnitude > 0x7F800000u) {
+    code = 0x7E00u;  // NaN
+  } else if (magnitude >= 0x47800000u) {
+    code = 0x7C00u;                      // 2^16 and beyond, infinity included
+  } else if (magnitude < 0x38800000u) {  // below 2^-14: multiples of 2^-24
+    code = static_cast<std::uint32_t>(round_half_even(std::fabs(x) * 16777216.0f));
+  } else {
+    // From 65520 on, the carry makes this infinity's code.
+    code = ((magnitude + 0xFFFu + ((magnitude >> 13) & 1u)) >> 13) - (112u << 10);
+  }
+  return static_cast<std::uint16_t>(sign | code);
 }
 
 inline std::uint16_t encode_bfloat16(float x) noexcept {

@@ -1,5 +1,6 @@
-// The kernels, compiled once per instruction set by Highway's foreach_target: this file includes itself for each target.
-// Highway is used header-only, without its dispatch: dispatch/ chooses among the tables below, and each is a backend.
+// The kernels, compiled once per instruction set by Highway's foreach_target: this file includes itself for each
+// target. Highway is used header-only, without its dispatch: dispatch/ chooses among the tables below, and each is a
+// backend.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -10,9 +11,9 @@
 #include "cpu/encode.h"
 #include "cpu/kernels.h"
 
-// On x86-64 three targets: SSE4 (this file's compile flags make it Highway's static target), AVX2, AVX-512. Those between and
-// beyond add little here, and each one costs compile time and size.
-// (Highway numbers better targets lower, so one less than a target's bit stands for all that are better.)
+// On x86-64 three targets: SSE4 (this file's compile flags make it Highway's static target), AVX2, AVX-512. Those
+// between and beyond add little here, and each one costs compile time and size. (Highway numbers better targets lower,
+// so one less than a target's bit stands for all that are better.)
 #if defined(__x86_64__)
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | (HWY_AVX3 - 1))
 #else
@@ -23,11 +24,11 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 
-#include "cpu/math-inl.h"
-#include "cpu/codecs-inl.h"
-#include "cpu/tile-inl.h"
-#include "cpu/prologue-inl.h"
 #include "cpu/attention-inl.h"
+#include "cpu/codecs-inl.h"
+#include "cpu/math-inl.h"
+#include "cpu/prologue-inl.h"
+#include "cpu/tile-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace octavo::cpu::HWY_NAMESPACE {

@@ -12,8 +12,10 @@ struct Kernels {
   // Fills scratch.query for the tile: normalised, rotated, times scale and K's quantisation scale.
   void (*load_queries)(const Call& call, const Tile& tile, LaneScratch& scratch);
 
-  // Attention of the tile's rows over one chunk of keys, into `state` (overwritten). Writes output_qk's scores, if asked for.
-  void (*attend_chunk)(const Call& call, const Tile& tile, std::int64_t chunk, LaneScratch& scratch, SoftmaxState& state);
+  // Attention of the tile's rows over one chunk of keys, into `state` (overwritten). Writes output_qk's scores, if
+  // asked for.
+  void (*attend_chunk)(const Call& call, const Tile& tile, std::int64_t chunk, LaneScratch& scratch,
+                       SoftmaxState& state);
 
   // Folds the next chunk's state into `into`.
   void (*fold)(const Call& call, const Tile& tile, const SoftmaxState& next, SoftmaxState& into);

@@ -1,13 +1,13 @@
-// Vector functions of the kernels. Included once per target by kernels.cc (no include guard by design of foreach_target).
-// Accuracy was checked against double over the whole used domain: tests/unit/cpu_math_test.cc.
+// Vector functions of the kernels. Included once per target by kernels.cc (no include guard by design of
+// foreach_target). Accuracy was checked against double over the whole used domain: tests/unit/cpu_math_test.cc.
 
 HWY_BEFORE_NAMESPACE();
 namespace octavo::cpu::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// exp(x) for x <= 0, relative error below 3e-7. 0 below -87.3 (where the result would be subnormal) and for -inf; NaN stays NaN.
-// x = n ln2 + r with |r| <= ln2 / 2, then a degree-6 polynomial of r, then n is added to the exponent.
+// exp(x) for x <= 0, relative error below 3e-7. 0 below -87.3 (where the result would be subnormal) and for -inf; NaN
+// stays NaN. x = n ln2 + r with |r| <= ln2 / 2, then a degree-6 polynomial of r, then n is added to the exponent.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V exp_nonpositive(D d, V x) {
   const hn::RebindToSigned<D> di;
@@ -27,7 +27,8 @@ HWY_INLINE V exp_nonpositive(D d, V x) {
   return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -87.3f)), result);
 }
 
-// tanh(x), relative error below 5e-7: a polynomial near 0, where (1 - e) would cancel; (1 - e) / (1 + e), e = exp(-2|x|), elsewhere.
+// tanh(x), relative error below 5e-7: a polynomial near 0, where (1 - e) would cancel; (1 - e) / (1 + e), e =
+// exp(-2|x|), elsewhere.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V tanh(D d, V x) {
   const V magnitude = hn::Abs(x);

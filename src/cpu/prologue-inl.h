@@ -64,7 +64,8 @@ HWY_INLINE void load_queries(const Call& call, const Tile& tile, LaneScratch& sc
 }
 
 // Where a token's K and V go: false = nowhere (slot -1, or an unmapped block).
-HWY_INLINE bool find_slot(const Call& call, std::int64_t sequence, std::int64_t j, std::int64_t& block, std::int64_t& slot) {
+HWY_INLINE bool find_slot(const Call& call, std::int64_t sequence, std::int64_t j, std::int64_t& block,
+                          std::int64_t& slot) {
   const Problem& problem = *call.problem;
   if (call.slot_mapping.data != nullptr) {
     const std::int64_t flat = call.slot_mapping[call.cumulative[sequence] + j];
@@ -85,7 +86,8 @@ HWY_INLINE void store_tokens(const Call& call, std::int64_t begin, std::int64_t 
   const DecodeRow decode = decoder(problem.element_type);
   const bool separate = problem.cache_layout == CacheLayout::kSeparate;
   if (problem.has(Feature::kQkNorm)) decode(call.k_norm, width, scratch.norm_weight);
-  std::int64_t sequence = std::upper_bound(call.cumulative, call.cumulative + problem.batch_size + 1, begin) - call.cumulative - 1;
+  std::int64_t sequence =
+      std::upper_bound(call.cumulative, call.cumulative + problem.batch_size + 1, begin) - call.cumulative - 1;
   for (std::int64_t token = begin; token < end; ++token) {
     while (token >= call.cumulative[sequence + 1]) ++sequence;
     const std::int64_t j = token - call.cumulative[sequence];

@@ -7,10 +7,11 @@
 
 // A call is a list of tiles (sequence, KV head, up to about 64 query rows), each with the chunks of keys that it sees.
 //
-// Most tiles are "whole": one lane walks all chunks in order and finishes. A tile with far more chunks than its share of the
-// work is "split": its chunks are items that lanes take one at a time, each into a slot of its own, and afterwards the slots are
-// folded in ascending order, exactly as a whole tile would have done. Slots are few, so that memory does not grow with the
-// context: split items run in waves of one slot each, and the state of a tile that straddles two waves is carried over.
+// Most tiles are "whole": one lane walks all chunks in order and finishes. A tile with far more chunks than its share
+// of the work is "split": its chunks are items that lanes take one at a time, each into a slot of its own, and
+// afterwards the slots are folded in ascending order, exactly as a whole tile would have done. Slots are few, so that
+// memory does not grow with the context: split items run in waves of one slot each, and the state of a tile that
+// straddles two waves is carried over.
 
 namespace octavo::cpu {
 namespace {
@@ -20,7 +21,9 @@ constexpr std::int64_t kSlotsPerLane = 4;
 // Below this many elements to store, starting lanes costs more than storing.
 constexpr std::int64_t kSerialStoreElements = 1 << 14;
 
-std::int64_t slot_count(int lanes) noexcept { return kSlotsPerLane * lanes; }
+std::int64_t slot_count(int lanes) noexcept {
+  return kSlotsPerLane * lanes;
+}
 
 // sum over sequences of ceil(new tokens / tokens per tile) <= tokens / per tile + sequences with tokens
 std::int64_t max_tiles(const Problem& problem) noexcept {
@@ -107,7 +110,9 @@ class Schedule {
   }
   SoftmaxState carry(std::int64_t parity) const noexcept { return state(slot_count(lanes_) + parity); }
 
-  std::int64_t live_tokens() const noexcept { return problem_.batch_size == 0 ? 0 : call_.cumulative[problem_.batch_size]; }
+  std::int64_t live_tokens() const noexcept {
+    return problem_.batch_size == 0 ? 0 : call_.cumulative[problem_.batch_size];
+  }
 
   void store() noexcept {
     const std::int64_t tokens = live_tokens();
@@ -124,9 +129,11 @@ class Schedule {
   // Padding tokens' rows, and the entries of output_qk that no tile writes.
   void clear_unwritten() noexcept {
     const std::int64_t live = live_tokens();
-    const auto row_bytes = problem_.num_heads * problem_.v_head_size * static_cast<std::int64_t>(size_in_bytes(problem_.element_type));
+    const auto row_bytes =
+        problem_.num_heads * problem_.v_head_size * static_cast<std::int64_t>(size_in_bytes(problem_.element_type));
     if (live < problem_.token_count) {
-      std::memset(call_.output + live * row_bytes, 0, static_cast<std::size_t>((problem_.token_count - live) * row_bytes));
+      std::memset(call_.output + live * row_bytes, 0,
+                  static_cast<std::size_t>((problem_.token_count - live) * row_bytes));
     }
     if (call_.lse != nullptr) {
       for (std::int64_t head = 0; head < problem_.num_heads; ++head) {
@@ -136,7 +143,8 @@ class Schedule {
       }
     }
     if (problem_.qk_output == QkOutput::kNone || problem_.token_count == 0) return;
-    const auto qk_row_bytes = problem_.max_context_len * static_cast<std::int64_t>(size_in_bytes(problem_.output_qk_type));
+    const auto qk_row_bytes =
+        problem_.max_context_len * static_cast<std::int64_t>(size_in_bytes(problem_.output_qk_type));
     for_each(problem_.num_heads, [&](std::int64_t, std::int64_t head) {
       const std::int64_t bytes = problem_.token_count * qk_row_bytes;
       if (bytes > 0) std::memset(call_.output_qk + head * bytes, 0, static_cast<std::size_t>(bytes));
@@ -183,7 +191,8 @@ class Schedule {
   void list_tiles() noexcept {
     std::int64_t chunks = 0;
     visit_tiles([&](const Tile& tile) { chunks += tile.chunk_end - tile.chunk_begin; });
-    // A whole tile may take up to a quarter of a lane's share, so that the last ones to finish do not keep the others waiting long.
+    // A whole tile may take up to a quarter of a lane's share, so that the last ones to finish do not keep the others
+    // waiting long.
     const std::int64_t whole_limit = lanes_ == 1 ? chunks : std::max<std::int64_t>(1, chunks / (4 * lanes_));
     const auto is_split = [&](const Tile& tile) { return tile.chunk_end - tile.chunk_begin > whole_limit; };
     visit_tiles([&](const Tile& tile) { split_tiles_ += is_split(tile) ? 1 : 0; });
@@ -241,12 +250,14 @@ class Schedule {
 
   std::int64_t split_tile_of(std::int64_t item) const noexcept {
     const Tile* begin = carved_.tiles;
-    const Tile* after = std::upper_bound(begin, begin + split_tiles_, item,
-                                         [](std::int64_t wanted, const Tile& tile) { return wanted < tile.first_item; });
+    const Tile* after = std::upper_bound(begin, begin + split_tiles_, item, [](std::int64_t wanted, const Tile& tile) {
+      return wanted < tile.first_item;
+    });
     return after - begin - 1;
   }
 
-  // Folds the slots of a wave, tile by tile. Only the first tile can have been carried in, only the last is carried out.
+  // Folds the slots of a wave, tile by tile. Only the first tile can have been carried in, only the last is carried
+  // out.
   void fold_wave(std::int64_t wave_begin, std::int64_t wave) noexcept {
     const std::int64_t wave_end = wave_begin + wave;
     const std::int64_t first_tile = split_tile_of(wave_begin);
@@ -286,7 +297,8 @@ std::size_t schedule_workspace_bytes(const Problem& problem, int lanes) noexcept
   return static_cast<std::size_t>(Carved(problem, lanes, nullptr).arena.used()) * sizeof(float);
 }
 
-void run_schedule(const Kernels& kernels, const Call& call, Workspace workspace, int lanes, Executor& executor) noexcept {
+void run_schedule(const Kernels& kernels, const Call& call, Workspace workspace, int lanes,
+                  Executor& executor) noexcept {
   Schedule(kernels, call, workspace, lanes, executor).run();
 }
 

@@ -1,15 +1,17 @@
 // The arithmetic of one tile: up to 64 keys against the rows of one KV head. Included once per target by kernels.cc.
-// Every (row, key) score and every (row, channel) sum is one accumulator walked in a fixed order, so a row's bits do not depend
-// on how many rows share the tile.
+// Every (row, key) score and every (row, channel) sum is one accumulator walked in a fixed order, so a row's bits do
+// not depend on how many rows share the tile.
 
 HWY_BEFORE_NAMESPACE();
 namespace octavo::cpu::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// transposed[c][k] = keys[k][c] for key_count keys (a multiple of 4) and width channels (a multiple of 4), by 4x4 blocks in
-// 128-bit registers: half a shuffle an element, on the two ports that 128-bit shuffles have, is no slower than 512-bit ones on one.
-HWY_INLINE void transpose_keys(const float* const* keys, std::int64_t key_count, std::int64_t width, float* transposed) {
+// transposed[c][k] = keys[k][c] for key_count keys (a multiple of 4) and width channels (a multiple of 4), by 4x4
+// blocks in 128-bit registers: half a shuffle an element, on the two ports that 128-bit shuffles have, is no slower
+// than 512-bit ones on one.
+HWY_INLINE void transpose_keys(const float* const* keys, std::int64_t key_count, std::int64_t width,
+                               float* transposed) {
   const hn::Simd<float, 4, 0> d;
   for (std::int64_t k = 0; k < key_count; k += 4) {
     const float *key0 = keys[k], *key1 = keys[k + 1], *key2 = keys[k + 2], *key3 = keys[k + 3];
@@ -53,7 +55,8 @@ HWY_NOINLINE void score_block(const float* query, std::int64_t width, const floa
   }
 }
 
-// sums[r][c] += sum over keys k in [begin, end) of weights[r][k] * values[k][c], for kRows rows and kVectors vectors of channels.
+// sums[r][c] += sum over keys k in [begin, end) of weights[r][k] * values[k][c], for kRows rows and kVectors vectors of
+// channels.
 template <int kRows, int kVectors>
 HWY_NOINLINE void value_block(const float* weights, const float* const* values, std::int64_t begin, std::int64_t end,
                               std::int64_t column, std::int64_t sums_stride, float* sums) {
@@ -86,7 +89,8 @@ inline constexpr int kBlockVectors = 4;
 #endif
 
 template <int kVectors>
-HWY_INLINE void score_rows(const float* query, std::int64_t rows, std::int64_t width, const float* transposed, float* scores) {
+HWY_INLINE void score_rows(const float* query, std::int64_t rows, std::int64_t width, const float* transposed,
+                           float* scores) {
   std::int64_t r = 0;
   for (; r + kBlockRows <= rows; r += kBlockRows) {
     score_block<kBlockRows, kVectors>(query + r * width, width, transposed, scores + r * kTileKeys);
@@ -117,7 +121,8 @@ HWY_INLINE void value_rows(const float* weights, std::int64_t rows, const float*
                            std::int64_t end, std::int64_t column, std::int64_t stride, float* sums) {
   std::int64_t r = 0;
   for (; r + kBlockRows <= rows; r += kBlockRows) {
-    value_block<kBlockRows, kVectors>(weights + r * kTileKeys, values, begin, end, column, stride, sums + r * stride + column);
+    value_block<kBlockRows, kVectors>(weights + r * kTileKeys, values, begin, end, column, stride,
+                                      sums + r * stride + column);
   }
   weights += r * kTileKeys;
   sums += r * stride + column;
@@ -129,9 +134,10 @@ HWY_INLINE void value_rows(const float* weights, std::int64_t rows, const float*
   }
 }
 
-// sums += weights * values over keys [begin, end); stride = padded width of sums' rows, which every value row can be read to.
-HWY_INLINE void accumulate_values(const float* weights, std::int64_t rows, const float* const* values, std::int64_t begin,
-                                  std::int64_t end, std::int64_t stride, float* sums) {
+// sums += weights * values over keys [begin, end); stride = padded width of sums' rows, which every value row can be
+// read to.
+HWY_INLINE void accumulate_values(const float* weights, std::int64_t rows, const float* const* values,
+                                  std::int64_t begin, std::int64_t end, std::int64_t stride, float* sums) {
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(FloatTag()));
   std::int64_t column = 0;
   for (; column + kBlockVectors * lanes <= stride; column += kBlockVectors * lanes) {
@@ -156,9 +162,10 @@ HWY_INLINE void scale_by(float a, std::int64_t count, float* to) {
   for (std::int64_t i = 0; i < count; i += lanes) hn::Store(hn::Mul(hn::Set(d, a), hn::Load(d, to + i)), d, to + i);
 }
 
-// One row of a tile: scores become exp(score - maximum), with the state's maximum and weight brought up to date. `visible` has
-// a bit per key. Returns what the row's sums so far must be multiplied by.
-HWY_INLINE float softmax_row(float* scores, std::int64_t key_count, std::uint64_t visible, float& maximum, float& weight) {
+// One row of a tile: scores become exp(score - maximum), with the state's maximum and weight brought up to date.
+// `visible` has a bit per key. Returns what the row's sums so far must be multiplied by.
+HWY_INLINE float softmax_row(float* scores, std::int64_t key_count, std::uint64_t visible, float& maximum,
+                             float& weight) {
   const FloatTag d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const FloatVec excluded = hn::Set(d, -std::numeric_limits<float>::infinity());

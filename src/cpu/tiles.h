@@ -9,12 +9,13 @@
 
 namespace octavo::cpu {
 
-// KV positions per tile: tiles start at multiples of 64 from position 0 of a sequence, whatever the call, so that a row's
-// arithmetic does not depend on which other rows or tokens are in the call. 64 keys = 4 AVX-512 registers of scores.
+// KV positions per tile: tiles start at multiples of 64 from position 0 of a sequence, whatever the call, so that a
+// row's arithmetic does not depend on which other rows or tokens are in the call. 64 keys = 4 AVX-512 registers of
+// scores.
 inline constexpr std::int64_t kTileKeys = 64;
 
-// KV positions per chunk: softmax state starts afresh in each chunk and chunks are folded in ascending order. A chunk is the
-// unit that parallel lanes share out, so the fold is the same for any number of lanes.
+// KV positions per chunk: softmax state starts afresh in each chunk and chunks are folded in ascending order. A chunk
+// is the unit that parallel lanes share out, so the fold is the same for any number of lanes.
 inline constexpr std::int64_t kChunkKeys = 1024;
 
 // Query rows (tokens x heads of the group) that share one pass over the keys, about: whole tokens only, at least one.
@@ -23,7 +24,9 @@ inline constexpr std::int64_t kTileRows = 64;
 
 // Every float buffer's rows are padded to whole vectors of the widest target (16 floats).
 inline constexpr std::int64_t kPad = 16;
-constexpr std::int64_t padded(std::int64_t n) noexcept { return (n + kPad - 1) / kPad * kPad; }
+constexpr std::int64_t padded(std::int64_t n) noexcept {
+  return (n + kPad - 1) / kPad * kPad;
+}
 
 inline std::int64_t tokens_per_tile(const Problem& problem) noexcept {
   return std::max<std::int64_t>(1, kTileRows / problem.group_size());
@@ -68,18 +71,18 @@ struct SoftmaxState {
 
 // One lane's scratch.
 struct LaneScratch {
-  float* query = nullptr;       // [rows][head_size], normalised, rotated and scaled
-  float* scores = nullptr;      // [rows][kTileKeys]
-  float* keys = nullptr;        // [kTileKeys][padded(head_size)], decoded rows
-  float* values = nullptr;      // [kTileKeys][padded(v_head_size)], decoded rows
-  float* transposed = nullptr;  // [head_size][kTileKeys]
-  float* zeros = nullptr;       // [padded(head_size)]: the row of a masked key
-  float* row = nullptr;         // [padded(head_size)]
-  float* cosine = nullptr;      // [padded(rotary_dim/2)]
-  float* sine = nullptr;        // [padded(rotary_dim/2)]
-  float* norm_weight = nullptr; // [padded(head_size)]
-  float* bias = nullptr;        // [kTileKeys]
-  float* factors = nullptr;     // [rows]: what turns a row's sums into its output
+  float* query = nullptr;        // [rows][head_size], normalised, rotated and scaled
+  float* scores = nullptr;       // [rows][kTileKeys]
+  float* keys = nullptr;         // [kTileKeys][padded(head_size)], decoded rows
+  float* values = nullptr;       // [kTileKeys][padded(v_head_size)], decoded rows
+  float* transposed = nullptr;   // [head_size][kTileKeys]
+  float* zeros = nullptr;        // [padded(head_size)]: the row of a masked key
+  float* row = nullptr;          // [padded(head_size)]
+  float* cosine = nullptr;       // [padded(rotary_dim/2)]
+  float* sine = nullptr;         // [padded(rotary_dim/2)]
+  float* norm_weight = nullptr;  // [padded(head_size)]
+  float* bias = nullptr;         // [kTileKeys]
+  float* factors = nullptr;      // [rows]: what turns a row's sums into its output
   SoftmaxState chunk, running;
 
   static LaneScratch carve(FloatArena& arena, const Problem& problem) noexcept {
@@ -103,14 +106,14 @@ struct LaneScratch {
   }
 };
 
-// Rows of one KV head that share their pass over the keys: tokens [token_begin, token_end) of a sequence, all query heads
-// of the group. Row r is token token_begin + r / group, head kv_head * group + r % group.
+// Rows of one KV head that share their pass over the keys: tokens [token_begin, token_end) of a sequence, all query
+// heads of the group. Row r is token token_begin + r / group, head kv_head * group + r % group.
 struct Tile {
   std::int32_t sequence = 0;
   std::int32_t kv_head = 0;
-  std::int32_t token_begin = 0, token_end = 0;    // within the sequence's new tokens
-  std::int32_t chunk_begin = 0, chunk_end = 0;    // chunks that some row sees
-  std::int64_t first_item = 0;                    // split tiles: index of its first chunk in the list of items
+  std::int32_t token_begin = 0, token_end = 0;  // within the sequence's new tokens
+  std::int32_t chunk_begin = 0, chunk_end = 0;  // chunks that some row sees
+  std::int64_t first_item = 0;                  // split tiles: index of its first chunk in the list of items
 };
 
 }  // namespace octavo::cpu

@@ -1,5 +1,5 @@
-// Risk: a code one step off at a tie, at the saturation edge, or among subnormals, which no attention tolerance would show.
-// Right values come from first principles: of all codes, the nearest; of two equally near, the even one.
+// Risk: a code one step off at a tie, at the saturation edge, or among subnormals, which no attention tolerance would
+// show. Right values come from first principles: of all codes, the nearest; of two equally near, the even one.
 #include "cpu/encode.h"
 
 #include <gtest/gtest.h>
@@ -29,7 +29,8 @@ double float4_value(int code) {
 int nearest(const std::vector<double>& values, double x) {
   int best = 0;
   for (int i = 1; i < static_cast<int>(values.size()); ++i) {
-    const double gain = std::fabs(values[static_cast<std::size_t>(best)] - x) - std::fabs(values[static_cast<std::size_t>(i)] - x);
+    const double gain =
+        std::fabs(values[static_cast<std::size_t>(best)] - x) - std::fabs(values[static_cast<std::size_t>(i)] - x);
     if (gain > 0 || (gain == 0 && i % 2 == 0)) best = i;
   }
   return best;
@@ -49,14 +50,17 @@ std::vector<float> interesting(const std::vector<double>& magnitudes) {
     add(magnitudes[i]);
     if (i > 0) add((magnitudes[i - 1] + magnitudes[i]) / 2);
   }
-  for (const double beyond : {magnitudes.back() * 1.01, magnitudes.back() * 1.1, magnitudes.back() * 100, 1e38}) add(beyond);
+  for (const double beyond : {magnitudes.back() * 1.01, magnitudes.back() * 1.1, magnitudes.back() * 100, 1e38})
+    add(beyond);
   inputs.push_back(std::numeric_limits<float>::infinity());
   inputs.push_back(std::numeric_limits<float>::denorm_min());
   return inputs;
 }
 
 // Beyond every code; larger numbers would drown the distances between codes.
-double clamped(float x) { return std::fmin(static_cast<double>(x), 1e6); }
+double clamped(float x) {
+  return std::fmin(static_cast<double>(x), 1e6);
+}
 
 TEST(Encode, Float8IsNearestTiesToEvenAndSaturates) {
   std::vector<double> magnitudes;
@@ -78,6 +82,27 @@ TEST(Encode, Float4IsNearestTiesToEvenAndSaturates) {
     EXPECT_EQ(float4_value(encode_float4(-x)), -float4_value(expected)) << -x;
   }
   EXPECT_EQ(encode_float4(std::numeric_limits<float>::quiet_NaN()), 0);
+}
+
+TEST(Encode, Float16IsNearestTiesToEven) {
+  // Code + 1 is the next value; past the largest, the midpoint to 65536 rounds to infinity.
+  const auto value = [](int code) {
+    const int exponent = code >> 10;
+    return exponent == 0 ? std::ldexp(code & 1023, -24) : std::ldexp(1024 + (code & 1023), exponent - 25);
+  };
+  for (int code = 0; code < 0x7C00; ++code) {
+    const auto exact = static_cast<float>(value(code));
+    const auto midpoint = static_cast<float>((value(code) + value(code + 1)) / 2);
+    ASSERT_EQ(encode_float16(exact), code) << exact;
+    ASSERT_EQ(encode_float16(-exact), code | 0x8000) << -exact;
+    ASSERT_EQ(encode_float16(midpoint), code + (code & 1)) << midpoint;
+    ASSERT_EQ(encode_float16(std::nextafter(midpoint, 0.0f)), code) << midpoint;
+    ASSERT_EQ(encode_float16(std::nextafter(midpoint, 1e30f)), code + 1) << midpoint;
+  }
+  EXPECT_EQ(encode_float16(std::numeric_limits<float>::infinity()), 0x7C00);
+  EXPECT_EQ(encode_float16(1e30f), 0x7C00);
+  EXPECT_EQ(encode_float16(std::numeric_limits<float>::denorm_min()), 0);
+  EXPECT_GT(encode_float16(std::numeric_limits<float>::quiet_NaN()) & 0x7FFF, 0x7C00);
 }
 
 TEST(Encode, IntegersRoundHalfToEvenAndSaturate) {

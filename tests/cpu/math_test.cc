@@ -1,5 +1,6 @@
-// Risk: a vector function that is wrong at an edge (-inf must give exactly 0, NaN must stay NaN), or less accurate than it says.
-// Runs in the target that this file is compiled for; the others share the source and the cases in tests/backends.
+// Risk: a vector function that is wrong at an edge (-inf must give exactly 0, NaN must stay NaN), or less accurate than
+// it says. Runs in the target that this file is compiled for; the others share the source and the cases in
+// tests/backends.
 #include <gtest/gtest.h>
 
 #include <cmath>
