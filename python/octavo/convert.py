@@ -1,0 +1,86 @@
+"""`octavo convert`: a GGUF file into a folder that onnxruntime-genai runs with PagedAttention."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import genai_folder
+from .gguf_reader import GGUFFile
+from .graph import GraphOptions, step_count, write_graph
+from .llama import LlamaConfig, read_config
+from .tokenizer import Vocabulary
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What was written: the folder, its size, and the model's configuration."""
+
+    folder: Path
+    byte_count: int
+    config: LlamaConfig
+    num_blocks: int
+
+
+def convert(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    options: GraphOptions | None = None,
+    *,
+    context_length: int | None = None,
+    num_blocks: int | None = None,
+    force: bool = False,
+    progress: Callable[[str, int, int], None] = lambda step, done, total: None,
+) -> Converted:
+    """Converts a llama-architecture GGUF file to a genai model folder. `target` is whole afterwards, or untouched.
+
+    Args:
+        source: the .gguf file.
+        target: the folder to make; with `force` an existing model folder is replaced.
+        options: form of weights and cache.
+        context_length: longest context; None = the model's own.
+        num_blocks: blocks of the key-value cache; None = see genai_folder.default_num_blocks.
+        progress: called as (step, steps done, steps in all).
+
+    Raises OctavoError where the file or the folder is unusable.
+    """
+    options = options or GraphOptions()
+    with GGUFFile(source) as file:
+        config = read_config(file, context_length)
+        vocabulary = Vocabulary(file, config.vocab_size)
+        tokenizer_json = vocabulary.tokenizer_json()
+        blocks = num_blocks or genai_folder.default_num_blocks(config, options)
+        total, done = step_count(config), 0
+
+        def step(name: str) -> None:
+            nonlocal done
+            done += 1
+            progress(name, done, total)
+
+        with genai_folder.new_folder(Path(target), force) as folder:
+            genai_folder.require_space(folder, _estimated_bytes(file, options))
+            write_graph(file, config, options, folder, _version(), step)
+            genai_folder.write_json(folder / "tokenizer.json", tokenizer_json)
+            genai_folder.write_json(folder / "tokenizer_config.json", vocabulary.tokenizer_config())
+            content = genai_folder.genai_config(config, options, vocabulary, blocks)
+            genai_folder.write_json(folder / genai_folder.CONFIG_FILE, content)
+            byte_count = sum(entry.stat().st_size for entry in folder.iterdir())
+    return Converted(Path(target), byte_count, config, blocks)
+
+
+def _estimated_bytes(file: GGUFFile, options: GraphOptions) -> int:
+    elements = 0
+    for info in file.tensors.values():
+        count = 1
+        for extent in info.shape:
+            count *= extent
+        elements += count
+    return elements * (4 if options.weight_form == "float32" else 1)
+
+
+def _version() -> str:
+    from . import __version__
+
+    return __version__

@@ -1,0 +1,282 @@
+"""`octavo doctor`: does a model folder fit its own parts, octavo's library and the installed runtimes?
+
+Each check is a function that returns findings; a later check runs only where those it builds on passed.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.markup import escape
+
+from .errors import OctavoError, first_line
+from .genai_folder import CONFIG_FILE, REQUIRED_FILES, read_config
+from .onnx_model import OnnxModel, read_model
+from .runtime import LIBRARY_NAME, genai_config, get_library_path, register
+
+MINIMUM_VERSIONS = {"onnxruntime": (1, 23), "onnxruntime-genai": (0, 18)}
+_ENGINE_INPUTS = ("input_ids", "cumulative_sequence_lengths", "past_sequence_lengths", "block_table")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check's result. detail: what was found; advice: what to do, empty where ok."""
+
+    check: str
+    ok: bool
+    detail: str
+    advice: str = ""
+
+    def rich_text(self) -> str:
+        return escape(self.detail) + (f"\n[bold]{escape(self.advice)}[/]" if self.advice else "")
+
+
+def examine(model_dir: str | os.PathLike[str]) -> list[Finding]:
+    """All findings about a model folder and this installation. Never raises for what is wrong with the folder."""
+    folder = Path(model_dir)
+    findings = [*_versions(), _library()]
+    try:
+        config = read_config(folder)
+        findings.append(Finding("folder", True, ", ".join(REQUIRED_FILES)))
+    except OctavoError as error:
+        return [*findings, Finding("folder", False, str(error), "make it with octavo convert")]
+    name = _dig(config, "model", "decoder", "filename") or "model.onnx"
+    try:
+        model = read_model(folder / str(name))
+    except OctavoError as error:
+        return [*findings, Finding("graph", False, str(error), "run octavo convert again")]
+    findings += [*_graph(folder, model, config), *_config(config, model), *_tokenizer(folder, config)]
+    if all(finding.ok for finding in findings):
+        findings.append(_first_step(model, config))
+    if all(finding.ok for finding in findings):
+        findings.append(_genai_reads(folder))
+    return findings
+
+
+def _versions() -> Iterator[Finding]:
+    for package, minimum in MINIMUM_VERSIONS.items():
+        wanted = ".".join(map(str, minimum))
+        try:
+            version = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding(package, False, "not installed", f'pip install "{package}>={wanted}"')
+            continue
+        numbers = tuple(int(part) if part.isdecimal() else 0 for part in version.split(".")[:2])
+        ok = numbers >= minimum
+        yield Finding(package, ok, version, "" if ok else f'too old: pip install "{package}>={wanted}"')
+
+
+def _library() -> Finding:
+    import onnxruntime as ort
+
+    try:
+        path = get_library_path()
+        register(ort.SessionOptions())
+    except OctavoError as error:
+        return Finding("octavo library", False, str(error), "reinstall octavo for this machine")
+    return Finding("octavo library", True, path)
+
+
+def _graph(folder: Path, model: OnnxModel, config: dict[str, Any]) -> Iterator[Finding]:
+    count = len(model.nodes)
+    yield Finding(
+        "graph",
+        count > 0,
+        f"{count} PagedAttention nodes",
+        "" if count else "this graph has other attention; convert the model with octavo convert",
+    )
+    for location, needed in model.external_bytes.items():
+        file = folder / location
+        size = file.stat().st_size if file.is_file() else -1
+        ok = size >= needed
+        detail = f"{location}: {size:,} bytes" if size >= 0 else f"{location} is missing"
+        yield Finding(
+            "weights", ok, detail, "" if ok else f"it needs {needed:,} bytes: copy it again, or convert again"
+        )
+    renamed = _section(config, "model", "decoder", "inputs")
+    missing = [name for name in _ENGINE_INPUTS if renamed.get(name, name) not in model.inputs]
+    yield Finding(
+        "graph inputs",
+        not missing,
+        "names as the engine feeds them" if not missing else f"not in the graph: {', '.join(missing)}",
+        "" if not missing else f"map them in model.decoder.inputs of {CONFIG_FILE}, or convert again",
+    )
+    metadata = model.inputs.get("attention_metadata")
+    if metadata is not None and metadata.shape is not None:
+        ok = len(metadata.shape) == 1 and (not isinstance(metadata.shape[0], int) or metadata.shape[0] == 3)
+        advice = "" if ok else "the engine feeds three numbers: declare the input as [3], or convert again"
+        yield Finding("attention_metadata", ok, f"declared {list(metadata.shape)}", advice)
+
+
+def _config(config: dict[str, Any], model: OnnxModel) -> Iterator[Finding]:
+    yield from _engine_section(config, model)
+    decoder = _section(config, "model", "decoder")
+    for key, got in _graph_numbers(model).items():
+        written = _dig(config, "model", key) if key == "vocab_size" else decoder.get(key)
+        ok = written == got
+        advice = "" if ok else f"set {key} to {got} in {CONFIG_FILE}"
+        yield Finding(key, ok, f"graph {got}, config {written}", advice)
+    yield _library_setting(decoder)
+
+
+def _engine_section(config: dict[str, Any], model: OnnxModel) -> Iterator[Finding]:
+    batching = _dig(config, "engine", "dynamic_batching")
+    if not isinstance(batching, dict):
+        advice = f'add "engine": {{"dynamic_batching": {{"block_size": ..., "num_blocks": ...}}}} to {CONFIG_FILE}'
+        yield Finding(
+            "engine", False, "no engine.dynamic_batching section: the engine cannot run a paged graph", advice
+        )
+        return
+    static = _block_size(model)
+    written = batching.get("block_size")
+    ok = isinstance(written, int) and written > 0 and static in (None, written)
+    advice = "" if ok else f"set engine.dynamic_batching.block_size to {static or 16} in {CONFIG_FILE}"
+    yield Finding("block_size", ok, f"graph {static or 'any'}, config {written}", advice)
+    blocks = batching.get("num_blocks")
+    ok = isinstance(blocks, int) and blocks > 0
+    detail = "missing: on a CPU the engine cannot choose it" if blocks is None else f"{blocks}"
+    if ok and isinstance(written, int):
+        context = _dig(config, "model", "context_length")
+        detail = f"{blocks:,} blocks, {blocks * written:,} tokens of cache for contexts of up to {context} tokens"
+    advice = "" if ok else f"set engine.dynamic_batching.num_blocks, e.g. to 256, in {CONFIG_FILE}"
+    yield Finding("num_blocks", ok, detail, advice)
+
+
+def _graph_numbers(model: OnnxModel) -> dict[str, int]:
+    """Keys of genai_config.json that the graph fixes too."""
+    numbers: dict[str, int] = {"num_hidden_layers": len(model.nodes)}
+    if not model.nodes:
+        return numbers
+    node = model.nodes[0]
+    for key, attribute in (("num_attention_heads", "num_heads"), ("num_key_value_heads", "kv_num_heads")):
+        if isinstance(node.attributes.get(attribute), int):
+            numbers[key] = node.attributes[attribute]
+    cache = model.type_of(node.inputs.get("key_cache"))
+    if cache is not None and cache.shape is not None and isinstance(cache.shape[-1], int):
+        packed = node.attributes.get("k_cache_dtype") in ("int4", "float4e2m1")
+        numbers["head_size"] = cache.shape[-1] * (2 if packed else 1)
+    logits = model.outputs.get("logits")
+    if logits is not None and logits.shape and isinstance(logits.shape[-1], int):
+        numbers["vocab_size"] = logits.shape[-1]
+    return numbers
+
+
+def _library_setting(decoder: dict[str, Any]) -> Finding:
+    written = _dig(decoder, "session_options", "custom_ops_library")
+    ok = written in (None, LIBRARY_NAME)
+    detail = (
+        f"custom_ops_library: {written}" if written else "not written: only octavo's own tools will find the library"
+    )
+    advice = "" if ok else f'octavo replaces it when it loads the model; for other programs write "{LIBRARY_NAME}"'
+    return Finding("library setting", ok, detail, advice)
+
+
+def _tokenizer(folder: Path, config: dict[str, Any]) -> Iterator[Finding]:
+    vocab_size = _dig(config, "model", "vocab_size")
+    try:
+        tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        ids = [*tokenizer["model"]["vocab"].values(), *(token["id"] for token in tokenizer.get("added_tokens", []))]
+        highest = max(ids)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        yield Finding("tokenizer", False, f"tokenizer files cannot be read: {error!r}", "run octavo convert again")
+        return
+    ok = isinstance(vocab_size, int) and highest < vocab_size
+    advice = "" if ok else "the tokenizer belongs to another model: convert again"
+    yield Finding("tokenizer", ok, f"highest token id {highest}, vocab_size {vocab_size}", advice)
+    stops = _dig(config, "model", "eos_token_id")
+    stops = stops if isinstance(stops, list) else [stops]
+    ok = bool(stops) and all(isinstance(stop, int) and 0 <= stop <= highest for stop in stops)
+    advice = "" if ok else f"set model.eos_token_id in {CONFIG_FILE} to the id of the end token"
+    yield Finding("end tokens", ok, f"{stops}", advice)
+    has_template = bool(settings.get("chat_template"))
+    detail = "present" if has_template else "none: use octavo generate --raw"
+    yield Finding("chat template", True, detail)
+
+
+def _first_step(model: OnnxModel, config: dict[str, Any]) -> Finding:
+    """Loads the model in stock onnxruntime with octavo's library and feeds it one token."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4  # errors reach the finding
+    block_size = _block_size(model) or config["engine"]["dynamic_batching"]["block_size"]
+    try:
+        register(options)
+        session = ort.InferenceSession(model.path, options, providers=["CPUExecutionProvider"])
+        logits = _run_one_token(session, block_size)
+    except Exception as error:  # whatever the runtime raises is the finding
+        return Finding("one token", False, first_line(error), "convert again, or report this message")
+    ok = bool(np.isfinite(logits).all())
+    detail = f"logits from {logits.min():.2f} to {logits.max():.2f}" if ok else "logits hold NaN or infinite values"
+    return Finding("one token", ok, detail, "" if ok else "the weights are damaged: convert again")
+
+
+def _run_one_token(session: Any, block_size: int) -> np.ndarray:
+    import onnxruntime as ort
+
+    feeds = {
+        "input_ids": np.array([0], np.int64),
+        "cumulative_sequence_lengths": np.array([0, 1], np.int32),
+        "past_sequence_lengths": np.array([0], np.int32),
+        "block_table": np.array([[0]], np.int32),
+        "attention_metadata": np.array([1, 1, 1], np.int32),
+    }
+    binding = session.io_binding()
+    for value in session.get_inputs():
+        if value.name in feeds:
+            binding.bind_cpu_input(value.name, feeds[value.name])
+        else:
+            shape = [
+                1 if axis == 0 else (d if isinstance(d, int) else block_size) for axis, d in enumerate(value.shape)
+            ]
+            cache = ort.OrtValue.ortvalue_from_shape_and_type(shape, _numpy_type(value.type))
+            binding.bind_ortvalue_input(value.name, cache)
+            binding.bind_ortvalue_output(value.name.replace("past_key_values", "present"), cache)
+    binding.bind_output("logits")
+    session.run_with_iobinding(binding)
+    return binding.get_outputs()[-1].numpy()  # in the order of binding
+
+
+def _genai_reads(folder: Path) -> Finding:
+    import onnxruntime_genai as og
+
+    try:
+        tokenizer = og.Tokenizer(genai_config(folder))
+        count = len(tokenizer.encode("Hello"))
+    except Exception as error:
+        return Finding("onnxruntime-genai", False, first_line(error), "convert again")
+    return Finding("genai reads it", count > 0, f"configuration and tokenizer load; 'Hello' is {count} tokens")
+
+
+def _numpy_type(name: str) -> Any:
+    """Of "tensor(float16)" and its like, as onnxruntime spells the types of a session's inputs."""
+    inner = name.removeprefix("tensor(").removesuffix(")")
+    return {"float": np.float32, "float16": np.float16, "int8": np.int8, "uint8": np.uint8}[inner]
+
+
+def _block_size(model: OnnxModel) -> int | None:
+    cache = model.type_of(model.nodes[0].inputs.get("key_cache")) if model.nodes else None
+    if cache is None or cache.shape is None or len(cache.shape) != 4:
+        return None
+    return cache.shape[1] if isinstance(cache.shape[1], int) else None
+
+
+def _dig(value: Any, *keys: str) -> Any:
+    for key in keys:
+        if not isinstance(value, dict):
+            return None
+        value = value.get(key)
+    return value
+
+
+def _section(config: dict[str, Any], *keys: str) -> dict[str, Any]:
+    value = _dig(config, *keys)
+    return value if isinstance(value, dict) else {}

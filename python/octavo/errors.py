@@ -1,0 +1,21 @@
+"""The one exception that octavo's Python tools raise on purpose."""
+
+from __future__ import annotations
+
+MAX_QUOTED = 80
+
+
+class OctavoError(Exception):
+    """Something the user can act on. The message is one sentence or two: what is wrong, with what, and what to do."""
+
+
+def quoted(text: object) -> str:
+    """Something out of a file, for a message: escaped, so that it cannot steer a terminal, and short."""
+    shown = repr(text)
+    return shown if len(shown) <= MAX_QUOTED else shown[: MAX_QUOTED - 1] + "…"
+
+
+def first_line(error: Exception) -> str:
+    """The first line of a runtime's message, ended like a sentence."""
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return text if text.endswith((".", "!")) else text + "."

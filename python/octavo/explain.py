@@ -1,0 +1,197 @@
+"""`octavo explain`: what each PagedAttention node of a model asks for, and which backend would run it here."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto, helper
+
+from .errors import OctavoError, quoted
+from .onnx_model import INPUT_NAMES, OnnxModel, PagedNode, ValueType, read_model
+
+# Sizes of the call that stands for a node: one token, one sequence, room for a few more.
+TOKENS, BATCH, BLOCKS, TABLE_WIDTH, CONTEXT = 1, 1, 2, 2, 8
+DEFAULT_BLOCK_SIZE = 16
+_INT32_INPUTS = {
+    "cumulative_sequence_length": (BATCH + 1,),
+    "past_seqlens": (BATCH,),
+    "block_table": (BATCH, TABLE_WIDTH),
+    "slot_mapping": (TOKENS,),
+    "query_positions": (TOKENS,),
+    "attention_metadata": (3,),
+}
+_FLOAT_ATTRIBUTES = ("scale", "softcap", "qk_norm_epsilon")
+_STRING_ATTRIBUTES = ("k_quant_type", "v_quant_type", "k_cache_dtype", "v_cache_dtype", "kv_cache_layout")
+_FLOAT_TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+
+
+def describe(path: str | os.PathLike[str]) -> str:
+    """The report for one ONNX file, nodes that are alike together.
+
+    Raises OctavoError where the file is no ONNX model or has no PagedAttention.
+    """
+    model = read_model(path)
+    if not model.nodes:
+        raise OctavoError(f"{model.path} has no com.microsoft::PagedAttention nodes.")
+    groups: dict[str, list[str]] = {}
+    for node in model.nodes:
+        groups.setdefault(_node_report(model, node), []).append(node.name)
+    parts = [f"{model.path}: {len(model.nodes)} PagedAttention nodes"]
+    for report, names in groups.items():
+        title = names[0] if len(names) == 1 else f"{len(names)} nodes alike, {names[0]} to {names[-1]}"
+        parts.append(f"{title}\n{report}")
+    return "\n\n".join(parts)
+
+
+def call_arguments(model: OnnxModel, node: PagedNode) -> dict[str, Any]:
+    """Arguments of octavo.paged_attention that stand for `node`: types and static sizes from the file, the rest small.
+
+    Raises OctavoError where the file does not tell a size that the call needs.
+    """
+    _check_attribute_types(node)
+    cache = _require(model, node, "key_cache")
+    num_heads, kv_num_heads = (_attribute(node, name) for name in ("num_heads", "kv_num_heads"))
+    is_four_bit = cache.element_type == TensorProto.UINT8
+    width = _static(cache, 3)
+    if width is None:
+        raise OctavoError(
+            f"{node.name}: the graph does not tell key_cache's head size; export it as a fixed dimension."
+        )
+    head_size = 2 * width if is_four_bit else width
+    block_size = _static(cache, 1) or DEFAULT_BLOCK_SIZE
+    element = np.dtype(helper.tensor_dtype_to_np_dtype(_tensor_type(model, node)))
+    packed = "key" not in node.inputs and "value" not in node.inputs
+    shapes: dict[str, tuple[int, ...]] = {
+        "query": (TOKENS, (num_heads + 2 * kv_num_heads if packed else num_heads) * head_size),
+        "key": (TOKENS, kv_num_heads * head_size),
+        "value": (TOKENS, kv_num_heads * head_size),
+        "cos_cache": (CONTEXT, head_size // 2),
+        "sin_cache": (CONTEXT, head_size // 2),
+        "head_sink": (num_heads,),
+        "q_norm_weight": (head_size,),
+        "k_norm_weight": (head_size,),
+        "attention_bias": (1, 1, TOKENS, TABLE_WIDTH * block_size),
+    }
+    arguments: dict[str, Any] = dict.fromkeys(INPUT_NAMES[:8])
+    for name in node.inputs:
+        known = model.type_of(node.inputs[name])
+        if name in ("key_cache", "value_cache"):
+            of_cache = known or cache
+            dtype = np.dtype(helper.tensor_dtype_to_np_dtype(of_cache.element_type))
+            last = _static(of_cache, 3) or width
+            arguments[name] = np.zeros((BLOCKS, block_size, kv_num_heads, last), dtype)
+        elif name in _INT32_INPUTS:
+            arguments[name] = np.zeros(
+                _metadata_shape(known) if name == "attention_metadata" else _INT32_INPUTS[name], np.int32
+            )
+        elif name in ("k_scale", "v_scale"):
+            per_channel = node.attributes.get(name[0] + "_quant_type") == "PER_CHANNEL"
+            arguments[name] = np.ones((kv_num_heads, 1, head_size) if per_channel else (1,), np.float32)
+        elif name in ("cos_cache", "sin_cache"):
+            columns = None if known is None else _static(known, 1)
+            arguments[name] = np.zeros((CONTEXT, columns or head_size // 2), element)
+        else:
+            arguments[name] = np.zeros(shapes[name], element)
+    if arguments["cumulative_sequence_length"] is not None:
+        arguments["cumulative_sequence_length"][1:] = TOKENS
+    return arguments | node.attributes
+
+
+def _node_report(model: OnnxModel, node: PagedNode) -> str:
+    try:
+        arguments = call_arguments(model, node)
+    except OctavoError as error:
+        return f"  cannot be explained: {error}"
+    try:
+        from .attention import explain_call, requested_features
+    except ImportError as error:
+        raise OctavoError(f"octavo's compiled extension is not installed ({error}); run `pip install .`.") from error
+
+    cache = arguments["key_cache"]
+    lines = [
+        f"  heads       {arguments['num_heads']} query, {arguments['kv_num_heads']} KV",
+        f"  types       {arguments['query'].dtype} with a cache of {_cache_type(arguments)}",
+        f"  blocks      {cache.shape[1]} tokens each",
+    ]
+    try:
+        features = requested_features(**arguments)
+        verdicts = explain_call(**arguments)
+    except (TypeError, ValueError) as error:
+        return "\n".join([*lines, f"  refused     {error}"])
+    lines.append(f"  features    {', '.join(features) or 'none beyond plain causal attention'}")
+    taken = next((verdict for verdict in verdicts if not verdict["refusal"]), None)
+    lines.append(
+        f"  backend     {taken['backend']}: {taken['description']}" if taken else "  backend     none takes it"
+    )
+    lines += [f"  not taken   {v['backend']}: {v['refusal']}" for v in verdicts if v["refusal"]]
+    spare = [v["backend"] for v in verdicts if not v["refusal"] and v is not taken]
+    if spare:
+        lines.append(f"  would do    {', '.join(spare)}")
+    return "\n".join(lines)
+
+
+def _cache_type(arguments: dict[str, Any]) -> str:
+    names = []
+    for side in "kv":
+        cache = arguments["key_cache" if side == "k" else "value_cache"]
+        if cache is not None:
+            quant = arguments.get(f"{side}_quant_type", "NONE")
+            logical = arguments.get(f"{side}_cache_dtype") or str(cache.dtype)
+            names.append(logical if quant == "NONE" else f"{logical} ({quant})")
+    return " and ".join(dict.fromkeys(names))
+
+
+def _tensor_type(model: OnnxModel, node: PagedNode) -> int:
+    """T. The query is often an intermediate of unknown type; any other input of type T, or a float cache, tells too."""
+    for name in (
+        "query",
+        "key",
+        "value",
+        "cos_cache",
+        "sin_cache",
+        "head_sink",
+        "q_norm_weight",
+        "attention_bias",
+        "key_cache",
+    ):
+        known = model.type_of(node.inputs.get(name))
+        if known is not None and known.element_type in _FLOAT_TYPES:
+            return known.element_type
+    return TensorProto.FLOAT
+
+
+def _require(model: OnnxModel, node: PagedNode, name: str) -> ValueType:
+    known = model.type_of(node.inputs.get(name))
+    if known is None or known.shape is None or len(known.shape) != 4:
+        raise OctavoError(f"{node.name}: the graph does not tell the type and the four dimensions of {name}.")
+    return known
+
+
+def _check_attribute_types(node: PagedNode) -> None:
+    for name, value in node.attributes.items():
+        wanted = float if name in _FLOAT_ATTRIBUTES else str if name in _STRING_ATTRIBUTES else int
+        if not isinstance(value, wanted):
+            raise OctavoError(
+                f"{node.name}: attribute {name} must be of type {wanted.__name__}; it is {quoted(value)}."
+            )
+
+
+def _attribute(node: PagedNode, name: str) -> int:
+    value = node.attributes.get(name)
+    if not isinstance(value, int) or not 1 <= value <= 65_536:
+        raise OctavoError(f"{node.name}: attribute {name} must be a positive number; the node has {value!r}.")
+    return value
+
+
+def _static(value: ValueType, axis: int) -> int | None:
+    if value.shape is None or axis >= len(value.shape):
+        return None
+    extent = value.shape[axis]
+    return extent if isinstance(extent, int) and 0 < extent <= 1 << 20 else None
+
+
+def _metadata_shape(known: ValueType | None) -> tuple[int, ...]:
+    count = None if known is None else _static(known, 0)
+    return (count or 3,)

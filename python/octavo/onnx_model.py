@@ -1,0 +1,124 @@
+"""Reading what an ONNX file says about its PagedAttention nodes, without its weights."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import TensorProto, helper
+
+from .errors import OctavoError
+
+MAX_GRAPH_BYTES = 2 << 30  # protobuf's own limit
+
+# Indices of PagedAttention's inputs; names as octavo.paged_attention has them.
+INPUT_NAMES = (
+    "query", "key", "value", "key_cache", "value_cache", "cumulative_sequence_length", "past_seqlens", "block_table",
+    "cos_cache", "sin_cache", "slot_mapping", "head_sink", "q_norm_weight", "k_norm_weight", "k_scale", "v_scale",
+    "attention_metadata", "query_positions", "attention_bias",
+)  # fmt: skip
+
+Shape = tuple[int | str | None, ...]
+
+
+@dataclass(frozen=True)
+class ValueType:
+    """Element type (a TensorProto number) and shape of a value; a dimension is a number, a symbol, or None."""
+
+    element_type: int
+    shape: Shape | None
+
+
+@dataclass(frozen=True)
+class PagedNode:
+    """One PagedAttention node. inputs: name of the operator's input -> name of the value; absent ones are left out."""
+
+    name: str
+    attributes: dict[str, Any]
+    inputs: dict[str, str]
+    output_count: int
+
+
+@dataclass
+class OnnxModel:
+    """The parts of an ONNX file that the tools look at."""
+
+    path: Path
+    nodes: list[PagedNode]
+    types: dict[str, ValueType]  # of graph inputs, initializers and inferred values
+    inputs: dict[str, ValueType]
+    outputs: dict[str, ValueType]
+    external_bytes: dict[str, int] = field(default_factory=dict)  # data file -> bytes that it must have
+
+    def type_of(self, value: str | None) -> ValueType | None:
+        return None if value is None else self.types.get(value)
+
+
+def read_model(path: str | os.PathLike[str]) -> OnnxModel:
+    """Reads an ONNX file. Raises OctavoError where it is not one."""
+    file = Path(path)
+    try:
+        status = file.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise OctavoError(f"{file} is not a file; give the .onnx file itself.")
+        if status.st_size > MAX_GRAPH_BYTES:
+            raise OctavoError(f"{file} is larger than 2 GiB, which no ONNX graph file can be.")
+        model = onnx.load(file, load_external_data=False)
+    except OSError as error:
+        raise OctavoError(f"{file} cannot be read: {error.strerror or error}.") from error
+    except (DecodeError, UnicodeDecodeError, ValueError) as error:
+        raise OctavoError(f"{file} is not an ONNX file, or is damaged: {error}.") from None
+    if not model.graph.node:
+        raise OctavoError(f"{file} is not an ONNX file, or is damaged: it has no nodes.")
+    return _describe(file, model)
+
+
+def _describe(path: Path, model: onnx.ModelProto) -> OnnxModel:
+    graph = model.graph
+    inputs = {value.name: _value_type(value) for value in graph.input}
+    types = dict(inputs)
+    external: dict[str, int] = {}
+    for tensor in graph.initializer:
+        types[tensor.name] = ValueType(tensor.data_type, tuple(tensor.dims))
+        if tensor.data_location == TensorProto.EXTERNAL:
+            place = {entry.key: entry.value for entry in tensor.external_data}
+            end = _number(place.get("offset")) + _number(place.get("length"))
+            location = str(place.get("location", ""))
+            external[location] = max(external.get(location, 0), end)
+    types |= {value.name: _value_type(value) for value in graph.value_info}
+    nodes = [_paged_node(node, index) for index, node in enumerate(graph.node) if is_paged_attention(node)]
+    outputs = {value.name: _value_type(value) for value in graph.output}
+    return OnnxModel(path, nodes, types, inputs, outputs, external)
+
+
+def is_paged_attention(node: onnx.NodeProto) -> bool:
+    return node.op_type == "PagedAttention" and node.domain == "com.microsoft"
+
+
+def _paged_node(node: onnx.NodeProto, index: int) -> PagedNode:
+    attributes = {}
+    for attribute in node.attribute:
+        value = helper.get_attribute_value(attribute)
+        attributes[attribute.name] = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    inputs = {name: value for name, value in zip(INPUT_NAMES, node.input, strict=False) if value}
+    return PagedNode(node.name or f"node {index}", attributes, inputs, len(node.output))
+
+
+def _value_type(value: onnx.ValueInfoProto) -> ValueType:
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        return ValueType(tensor.elem_type, None)
+    dims = tensor.shape.dim
+    return ValueType(
+        tensor.elem_type,
+        tuple(d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in dims),
+    )
+
+
+def _number(text: str | None) -> int:
+    return int(text) if isinstance(text, str) and text.isdecimal() and len(text) < 20 else 0

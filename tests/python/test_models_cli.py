@@ -1,0 +1,321 @@
+"""The octavo command as its users meet it. Risks: tracebacks, wrong exit codes, text lost on Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from models_support import TinyShape, require_library, write_tiny_gguf
+
+import octavo.runtime
+from octavo import __version__
+from octavo.convert import convert
+from octavo.graph import GraphOptions
+
+SECONDS = 120  # for a command, on a machine that is busy with other things
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "octavo", *map(str, arguments)]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Runs octavo in an empty folder; no traceback is ever right."""
+
+    def run(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(  # type: ignore[call-overload]
+            command(*arguments), cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS, **options
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cli")
+    write_tiny_gguf(folder / "tiny.gguf", TinyShape(context=16384))
+    convert(folder / "tiny.gguf", folder / "model", GraphOptions(weight_form="float32"), num_blocks=3100)
+    return folder / "model"
+
+
+@pytest.fixture
+def library() -> None:
+    require_library()
+
+
+def sentence(done: subprocess.CompletedProcess[str], code: int = 1) -> str:
+    """The one line on stderr of a failed command."""
+    assert done.returncode == code, done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("octavo: ") and lines[0].endswith("."), done.stderr
+    return lines[0]
+
+
+def test_help_teaches_and_version_tells(run: Run) -> None:
+    assert run("--version").stdout.split()[-1] == __version__
+    top = run("--help").stdout
+    for name in ("convert", "generate", "doctor", "explain", "demo"):
+        assert name in top
+        page = run(name, "--help")
+        assert page.returncode == 0 and "Usage: octavo" in page.stdout
+    assert "octavo convert" in top and "Examples:" in run("generate", "-h").stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["unknown"],
+        ["convert", "only-one"],
+        ["convert", "a", "b", "--weights", "int3"],
+        ["convert", "a", "b", "--block-size", "24"],
+        ["convert", "a", "b", "--weights", "float32", "--exact"],
+        ["generate", "m"],
+        ["generate", "m", "--prompt", "x", "--top-k", "3"],
+        ["generate", "m", "--prompt", "x", "--max-tokens", "0"],
+        ["generate", "m", "stray"],
+    ],
+)
+def test_wrong_usage_exits_with_2(run: Run, arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2 and "Usage:" in done.stderr and "Error:" in done.stderr
+
+
+def test_bad_files_get_one_sentence(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "zip.gguf").write_bytes(b"PK\x03\x04")
+    assert "not a GGUF file" in sentence(run("convert", "zip.gguf", "out"))
+    assert "No such file" in sentence(run("convert", "absent.gguf", "out"))
+    assert "does not exist" in sentence(run("generate", "absent", "--prompt", "x"))
+    assert "is a file" in sentence(run("generate", "zip.gguf", "--prompt", "x"))
+    assert "not an ONNX file" in sentence(run("explain", "zip.gguf"))
+    assert "cannot be read" in sentence(run("generate", "m", "--prompts-file", "absent.txt"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_half_written_folder_is_no_model(run: Run, model_dir: Path, tmp_path: Path) -> None:
+    half = tmp_path / "half"
+    half.mkdir()
+    for name in ("model.onnx", "tokenizer.json", "tokenizer_config.json"):
+        (half / name).symlink_to(model_dir / name)
+    assert "genai_config.json missing" in sentence(run("generate", half, "--prompt", "x"))
+    done = run("doctor", half)
+    assert done.returncode == 1 and "problem" in done.stdout
+
+
+def test_convert_then_generate(run: Run, library: None, tmp_path: Path) -> None:
+    write_tiny_gguf(tmp_path / "tiny.gguf", TinyShape(), "Q4_1")
+    done = run("convert", "tiny.gguf", "out")
+    assert done.returncode == 0 and "octavo generate out" in done.stdout
+    assert "--force" in sentence(run("convert", "tiny.gguf", "out"))
+    done = run("generate", "out", "--prompt", "the", "--raw", "--max-tokens", "8")
+    assert done.returncode == 0 and "8 tokens in" in done.stderr and "tokens/s" in done.stderr
+
+
+def test_prompts_from_everywhere(run: Run, library: None, model_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("the first\n\n  he second \n", encoding="utf-8")
+    arguments = (
+        "generate",
+        model_dir,
+        "--raw",
+        "--max-tokens",
+        "3",
+        "--prompt",
+        "one",
+        "--prompts-file",
+        "prompts.txt",
+    )
+    done = run(*arguments, "-", input="from a pipe\n")
+    assert done.returncode == 0, done.stderr
+    assert sorted(line[:3] for line in done.stdout.splitlines() if line.startswith("[")) == ["[1]", "[2]", "[3]", "[4]"]
+    assert "4 prompts" in done.stderr
+
+
+def test_a_prompt_that_does_not_fit_fails_alone(run: Run, library: None, model_dir: Path) -> None:
+    done = run("generate", model_dir, "--raw", "--max-tokens", "4", "--prompt", "x" * 20_000, "--prompt", "the")
+    assert done.returncode == 1
+    assert "prompt 1: the prompt has 20,000 tokens" in done.stderr and "num_blocks" in done.stderr
+    assert done.stdout.startswith("[2] ")
+
+
+def test_without_the_library(run: Run, model_dir: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, octavo.runtime.LIBRARY_VARIABLE: str(tmp_path / "absent.so")}
+    arguments = ("generate", model_dir, "--prompt", "x")
+    assert "absent.so" in sentence(run(*arguments, env=environment))
+    assert run("doctor", model_dir, env=environment).returncode == 1
+    (tmp_path / "absent.so").write_text("not a library")
+    assert "cannot be loaded" in sentence(run(*arguments, env=environment))
+
+
+def test_a_chat_template_is_used_or_asked_for(run: Run, library: None, model_dir: Path) -> None:
+    """The tiny model has none."""
+    done = run("generate", model_dir, "--prompt", "x")
+    assert done.returncode == 1 and "--raw" in done.stderr
+
+
+def interrupt_when(process: subprocess.Popen[bytes], descriptor: int, enough: int) -> bytes:
+    """Reads until `enough` bytes have come, sends SIGINT, and reads the rest."""
+    output, end, sent = b"", time.monotonic() + SECONDS, False
+    while time.monotonic() < end:
+        if select.select([descriptor], [], [], 0.5)[0]:
+            try:
+                data = os.read(descriptor, 65536)
+            except OSError:  # a terminal whose process has ended
+                break
+            if not data:
+                break
+            output += data
+        if len(output) >= enough and not sent:
+            process.send_signal(signal.SIGINT)
+            sent = True
+    assert sent, output
+    return output
+
+
+def test_ctrl_c_keeps_the_text_of_one_prompt(library: None, model_dir: Path) -> None:
+    arguments = command("generate", model_dir, "--raw", "--max-tokens", 16000, "--prompt", "the")
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        output = interrupt_when(process, process.stdout.fileno(), 20)
+        errors = process.stderr.read().decode()
+        assert process.wait(SECONDS) == 130
+    assert len(output) >= 20 and output.endswith(b"\n")
+    assert "Traceback" not in errors and "interrupted" in errors and "tokens/s" in errors
+
+
+def test_ctrl_c_keeps_the_texts_of_several_prompts(library: None, model_dir: Path) -> None:
+    """In a pipe, answers are written whole when they end: the first ends at once, the rest when interrupted."""
+    prompts = [item for text in ("the", "he", "x") for item in ("--prompt", text)]
+    arguments = command("generate", model_dir, "--raw", "--max-tokens", 16000, *prompts)
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        time.sleep(5)
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=SECONDS)
+    if process.returncode == 0:
+        pytest.skip("this machine generated 48,000 tokens within 5 seconds")
+    assert process.returncode == 130 and b"Traceback" not in errors
+    assert all(f"[{number}] ".encode() in output for number in (1, 2, 3))
+
+
+def test_a_terminal_shows_answers_live(library: None, model_dir: Path) -> None:
+    """On a terminal of 80 columns: a live area while they grow, whole texts at the end."""
+    master, slave = pty.openpty()
+    prompts = [item for text in ("the", "he", "x") for item in ("--prompt", text)]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+    arguments = command("generate", model_dir, "--raw", "--max-tokens", 40, *prompts)
+    with subprocess.Popen(arguments, stdout=slave, stderr=subprocess.PIPE, env=environment) as process:
+        os.close(slave)
+        output = b""
+        while True:
+            try:
+                data = os.read(master, 65536)
+            except OSError:
+                break
+            if not data:
+                break
+            output += data
+        assert process.wait(SECONDS) == 0
+    os.close(master)
+    assert all(f"[{number}] ".encode() in output for number in (1, 2, 3))
+
+
+def test_a_closed_pipe_is_no_traceback(library: None, model_dir: Path) -> None:
+    arguments = command("generate", model_dir, "--raw", "--max-tokens", 16000, "--prompt", "the")
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        os.read(process.stdout.fileno(), 1)
+        process.stdout.close()
+        errors = process.stderr.read()
+        assert process.wait(SECONDS) != 0
+    assert b"Traceback" not in errors
+
+
+class TestDoctor:
+    """Each way in which a folder fits badly is found and the change named."""
+
+    @pytest.fixture
+    def folder(self, library: None, model_dir: Path, tmp_path: Path) -> Path:
+        copy = tmp_path / "model"
+        copy.mkdir()
+        for path in model_dir.iterdir():
+            (copy / path.name).write_bytes(path.read_bytes())
+        return copy
+
+    @staticmethod
+    def edit(folder: Path, change: Callable[[dict], object]) -> None:
+        path = folder / "genai_config.json"
+        config = json.loads(path.read_text())
+        change(config)
+        path.write_text(json.dumps(config))
+
+    def test_a_good_folder(self, run: Run, folder: Path) -> None:
+        done = run("doctor", folder)
+        assert done.returncode == 0 and "No problems found" in done.stdout and "one token" in done.stdout
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            (lambda c: c.pop("engine"), "no engine.dynamic_batching"),
+            (lambda c: c["engine"]["dynamic_batching"].pop("num_blocks"), "num_blocks, e.g."),
+            (lambda c: c["engine"]["dynamic_batching"].pop("block_size"), "block_size to 16"),
+            (lambda c: c["engine"]["dynamic_batching"].update(block_size=32), "block_size to 16"),
+            (lambda c: c["model"].update(vocab_size=300), "set vocab_size to 288"),
+            (lambda c: c["model"].update(eos_token_id=100_000), "eos_token_id"),
+            (lambda c: c["model"]["decoder"].update(num_hidden_layers=3), "set num_hidden_layers to 2"),
+            (lambda c: c["model"]["decoder"].update(num_key_value_heads=6), "set num_key_value_heads to 2"),
+            (lambda c: c["model"]["decoder"].update(head_size=64), "set head_size to 16"),
+            (
+                lambda c: c["model"]["decoder"]["session_options"].update(custom_ops_library="/opt/lib.so"),
+                "custom_ops_library: /opt/lib.so",
+            ),
+            (lambda c: c["model"].update(surprise=1), "surprise"),
+        ],
+    )
+    def test_configuration(self, run: Run, folder: Path, change: Callable[[dict], object], words: str) -> None:
+        self.edit(folder, change)
+        done = run("doctor", folder)
+        assert done.returncode == 1 and words in " ".join(done.stdout.split()), done.stdout
+
+    def test_truncated_weights(self, run: Run, folder: Path) -> None:
+        data = folder / "model.onnx.data"
+        data.write_bytes(data.read_bytes()[:-5000])
+        done = run("doctor", folder)
+        assert done.returncode == 1 and "copy it again" in done.stdout
+        done = run("generate", folder, "--raw", "--prompt", "x")
+        assert "octavo doctor" in sentence(done)
+
+    def test_damaged_graph(self, run: Run, folder: Path) -> None:
+        graph = folder / "model.onnx"
+        graph.write_bytes(graph.read_bytes()[:3000])
+        assert run("doctor", folder).returncode == 1
+        assert "octavo doctor" in sentence(run("generate", folder, "--raw", "--prompt", "x"))
+
+    def test_another_models_tokenizer(self, run: Run, folder: Path) -> None:
+        path = folder / "tokenizer.json"
+        tokenizer = json.loads(path.read_text())
+        tokenizer["model"]["vocab"]["more"] = 288
+        path.write_text(json.dumps(tokenizer))
+        done = run("doctor", folder)
+        assert done.returncode == 1 and "another model" in done.stdout
+
+
+class TestExplain:
+    def test_names_nodes_features_and_backends(self, run: Run, library: None, model_dir: Path) -> None:
+        pytest.importorskip("octavo._core")
+        done = run("explain", model_dir / "model.onnx")
+        assert done.returncode == 0, done.stderr
+        assert "2 nodes alike, blk.0.attn.out to blk.1.attn.out" in done.stdout
+        assert "packed_qkv" in done.stdout and "rope" in done.stdout and "backend     cpu" in done.stdout

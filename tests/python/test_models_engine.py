@@ -1,0 +1,230 @@
+"""TextEngine on the stock onnxruntime-genai engine. Risks: a full cache spins for ever, a failed engine loses requests,
+batching changes answers, one bad prompt takes the others with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from models_support import TinyShape, require_library, write_tiny_gguf
+
+import octavo.engine
+from octavo.convert import convert
+from octavo.engine import Answer, Sampling, TextEngine
+from octavo.errors import OctavoError
+from octavo.graph import GraphOptions
+
+PROMPTS = ["the cat", "she", "over the hills and far away, the end of the tale is near", "he", "this", "another one"]
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    require_library()
+    folder = tmp_path_factory.mktemp("engine")
+    write_tiny_gguf(folder / "tiny.gguf", TinyShape())
+    convert(folder / "tiny.gguf", folder / "model", GraphOptions(weight_form="float32"))
+    return folder / "model"
+
+
+def blocks(count: int) -> dict[str, Any]:
+    return {"engine": {"dynamic_batching": {"num_blocks": count}}}
+
+
+def answers(engine: TextEngine, prompts: list[str], sampling: Sampling) -> list[Answer]:
+    final: dict[int, Answer] = {}
+    for answer in engine.generate(prompts, sampling, raw=True):
+        final[answer.index] = answer
+    return [final[index] for index in range(len(prompts))]
+
+
+def tokens(engine: TextEngine, prompts: list[str], count: int = 24) -> list[list[int]]:
+    found = answers(engine, prompts, Sampling(max_tokens=count))
+    assert all(answer.state == "done" for answer in found), [answer.problem for answer in found]
+    return [answer.token_ids for answer in found]
+
+
+@pytest.fixture(scope="module")
+def alone(model_dir: Path) -> list[list[int]]:
+    """What each prompt gets when it has the engine to itself."""
+    engine = TextEngine(model_dir)
+    return [tokens(engine, [prompt])[0] for prompt in PROMPTS]
+
+
+def test_a_batch_gets_what_each_gets_alone(model_dir: Path, alone: list[list[int]]) -> None:
+    assert tokens(TextEngine(model_dir), PROMPTS) == alone
+    assert len({tuple(ids) for ids in alone}) > 3  # the prompts do matter
+
+
+def test_a_small_cache_queues(model_dir: Path, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for one or two requests at a time: all finish, none is ever put back."""
+    monkeypatch.setattr(octavo.engine._Batch, "_put_back_the_last", lambda *_: pytest.fail("a request was blocked"))
+    assert tokens(TextEngine(model_dir, overrides=blocks(6)), PROMPTS) == alone
+
+
+def test_blocked_requests_are_put_back(
+    model_dir: Path, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given more than fits, the engine blocks for ever; putting one back at a time resolves it."""
+    put_back: list[int] = []
+    original = octavo.engine._Batch._put_back_the_last
+
+    def spy(batch: Any) -> Answer:
+        put_back.append(len(batch._open))
+        return original(batch)
+
+    monkeypatch.setattr(octavo.engine._Batch, "_put_back_the_last", spy)
+    monkeypatch.setattr(octavo.engine._Batch, "_blocks_needed", lambda batch, running: 0)
+    assert tokens(TextEngine(model_dir, overrides=blocks(6)), PROMPTS) == alone
+    assert put_back
+
+
+def test_a_request_that_fills_the_cache_alone_ends(model_dir: Path) -> None:
+    """5 blocks of 16 hold 80 tokens; the answer stops there instead of waiting for ever."""
+    (answer,) = answers(TextEngine(model_dir, overrides=blocks(5)), ["the cat"], Sampling(max_tokens=500))
+    assert answer.finished and 60 < len(answer.token_ids) <= 81
+
+
+def test_a_prompt_longer_than_the_cache_is_refused_alone(model_dir: Path, alone: list[list[int]]) -> None:
+    prompts = [PROMPTS[0], "x" * 500, PROMPTS[1]]
+    first, refused, last = answers(TextEngine(model_dir, overrides=blocks(8)), prompts, Sampling(max_tokens=24))
+    assert refused.state == "refused" and "500 tokens" in refused.problem and "128" in refused.problem
+    assert [first.token_ids, last.token_ids] == alone[:2]
+
+
+def test_an_empty_prompt_is_refused(model_dir: Path) -> None:
+    (answer,) = answers(TextEngine(model_dir), [""], Sampling())
+    assert answer.state == "refused" and "empty" in answer.problem
+
+
+class _FailsOnce:
+    """An engine whose run() raises on the given calls, as the wheel's does after an operator failed."""
+
+    def __init__(self, engine: Any, failing_calls: set[int], calls: list[int]) -> None:
+        self._engine, self._failing, self._calls = engine, failing_calls, calls
+
+    def run(self, events: Any) -> Any:
+        self._calls.append(len(self._calls))
+        if self._calls[-1] in self._failing:
+            raise RuntimeError("Engine is no longer healthy. Cause: test")
+        return self._engine.run(events)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+def _fail_on(engine: TextEngine, failing_calls: set[int]) -> None:
+    calls: list[int] = []
+    start = engine._start_engine
+
+    def restart() -> None:
+        start()
+        engine.engine = _FailsOnce(engine.engine, failing_calls, calls)
+
+    engine._start_engine = restart  # type: ignore[method-assign]
+    restart()
+
+
+def test_a_failed_engine_is_rebuilt(model_dir: Path, alone: list[list[int]]) -> None:
+    engine = TextEngine(model_dir)
+    _fail_on(engine, {0, 7, 15})
+    assert tokens(engine, PROMPTS) == alone
+
+
+def test_an_engine_that_fails_again_is_reported(model_dir: Path) -> None:
+    engine = TextEngine(model_dir)
+    _fail_on(engine, {4, 5})
+    with pytest.raises(OctavoError, match=r"failed again.*no longer healthy.*octavo doctor"):
+        tokens(engine, PROMPTS)
+
+
+def test_a_real_failure_of_the_engine_is_reported(model_dir: Path) -> None:
+    """A block_size unlike the graph's makes every step fail inside onnxruntime."""
+    engine = TextEngine(model_dir, overrides={"engine": {"dynamic_batching": {"block_size": 32}}})
+    with pytest.raises(OctavoError, match="octavo doctor"):
+        tokens(engine, PROMPTS)
+
+
+def test_closing_early_frees_everything(model_dir: Path, alone: list[list[int]]) -> None:
+    engine = TextEngine(model_dir, overrides=blocks(6))
+    stream: Iterator[Answer] = engine.generate(PROMPTS, Sampling(max_tokens=24), raw=True)
+    for answer in stream:
+        if len(answer.token_ids) == 5:
+            break
+    stream.close()  # type: ignore[attr-defined]
+    assert not engine.engine.has_pending_requests()
+    assert tokens(engine, PROMPTS) == alone
+
+
+def test_sampling_repeats_with_a_seed(model_dir: Path) -> None:
+    engine = TextEngine(model_dir)
+    draw = [
+        [answer.token_ids for answer in answers(engine, PROMPTS[:1], Sampling(20, temperature=50.0, seed=seed))]
+        for seed in (1, 1, 2)
+    ]
+    assert draw[0] == draw[1] != draw[2]
+
+
+def test_an_arriving_request_leaves_running_ones_alone(model_dir: Path, alone: list[list[int]]) -> None:
+    """One request more every third step, straight through TextEngine.begin."""
+    engine = TextEngine(model_dir)
+    flags = engine._og.EngineEventFlags
+    requests: dict[Any, int] = {}
+    got: dict[int, list[int]] = {index: [] for index in range(len(PROMPTS))}
+    step = 0
+    while len(requests) < len(PROMPTS) or engine.engine.has_pending_requests():
+        if step % 3 == 0 and len(requests) < len(PROMPTS):
+            ids = np.asarray(engine.encode(PROMPTS[len(requests)], raw=True))
+            requests[engine.begin(ids, Sampling(), 24)] = len(requests)
+        for event in engine.engine.run(engine.events):
+            if event.flags & flags.TOKEN:
+                got[requests[event.request]].append(int(event.token))
+        step += 1
+    assert [got[index] for index in range(len(PROMPTS))] == alone
+
+
+def test_an_engine_that_only_says_try_again_does_not_spin(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that never gets on, alone, fails with a reason."""
+    engine = TextEngine(model_dir)
+    blocked = SimpleNamespace(request=None, flags=engine._og.EngineEventFlags.CAPACITY_BLOCKED)
+    monkeypatch.setattr(engine, "engine", _Replaced(engine.engine, run=lambda events: [blocked]))
+    (answer,) = answers(engine, ["the"], Sampling(max_tokens=5))
+    assert answer.state == "failed" and "num_blocks" in answer.problem
+
+
+def test_a_complete_answer_that_is_put_back_is_done(model_dir: Path, alone: list[list[int]]) -> None:
+    """The engine dies between the last token and its end event."""
+    engine = TextEngine(model_dir)
+    original, last = engine.engine, []
+
+    def run(events: Any) -> list[Any]:
+        if len(last) == 4:
+            raise RuntimeError("gone")
+        found = list(original.run(events))
+        last.extend(event for event in found if event.flags & engine._og.EngineEventFlags.TOKEN)
+        return [_TokenOnly(event, engine._og.EngineEventFlags.TOKEN) for event in found]
+
+    engine.engine = _Replaced(original, run=run, has_pending_requests=lambda: True)
+    (answer,) = answers(engine, PROMPTS[:1], Sampling(max_tokens=4))
+    assert answer.state == "done" and answer.token_ids == alone[0][:4]
+
+
+class _Replaced:
+    """An object with some attributes replaced."""
+
+    def __init__(self, original: Any, **replaced: Any) -> None:
+        self._original = original
+        self.__dict__.update(replaced)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+
+class _TokenOnly(_Replaced):
+    """An event without its end."""
+
+    def __init__(self, event: Any, flag: Any) -> None:
+        super().__init__(event, flags=type(flag)(event.flags & flag))

@@ -1,0 +1,167 @@
+"""octavo explain on graphs of other makers. Risk: a feature is overlooked, or an odd graph ends in a traceback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from octavo.errors import OctavoError
+from octavo.explain import describe
+
+pytest.importorskip("octavo._core", reason="octavo's compiled extension is not installed")
+
+HEADS, KV_HEADS, HEAD_SIZE, BLOCK_SIZE = 8, 2, 64, 32
+
+
+def graph(
+    path: Path,
+    *,
+    element: int = TensorProto.FLOAT,
+    cache: int | None = None,
+    cache_width: int = HEAD_SIZE,
+    inputs: dict[str, list[int | str]] | None = None,
+    without: tuple[str, ...] = (),
+    **attributes: Any,
+) -> Path:
+    """Writes a model of one PagedAttention node. inputs: optional input -> shape; absent: packed QKV, cache of T."""
+    from octavo.onnx_model import INPUT_NAMES
+
+    rows = attributes.pop("query_rows", HEADS + 2 * KV_HEADS) * HEAD_SIZE
+    shapes: dict[str, list[int | str] | None] = {
+        "query": ["tokens", rows],
+        "key_cache": ["blocks", BLOCK_SIZE, KV_HEADS, cache_width],
+        "value_cache": ["blocks", BLOCK_SIZE, KV_HEADS, cache_width],
+        "cumulative_sequence_length": ["batch_plus_1"],
+        "past_seqlens": ["batch"],
+        "block_table": ["batch", "width"],
+        **(inputs or {}),
+    }
+    types = dict.fromkeys(shapes, element)
+    types |= dict.fromkeys(("key_cache", "value_cache"), element if cache is None else cache)
+    types |= dict.fromkeys(("k_scale", "v_scale"), TensorProto.FLOAT)
+    integers = ("cumulative_sequence_length", "past_seqlens", "block_table", "slot_mapping", "query_positions")
+    types |= dict.fromkeys((*integers, "attention_metadata"), TensorProto.INT32)
+    present = [name for name in shapes if name not in without]
+    values = [helper.make_tensor_value_info(name, types[name], shapes[name]) for name in present]
+    names = [name if name in present else "" for name in INPUT_NAMES]
+    while not names[-1]:
+        names.pop()
+    attributes = {"num_heads": HEADS, "kv_num_heads": KV_HEADS, **attributes}
+    node = helper.make_node("PagedAttention", names, ["output"], "attn", domain="com.microsoft", **attributes)
+    output = helper.make_tensor_value_info("output", element, ["tokens", HEADS * HEAD_SIZE])
+    model = helper.make_model(helper.make_graph([node], "g", values, [output]))
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "plain": ({}, ["float32 with a cache of float32", "blocks      32 tokens", "packed_qkv"]),
+    "half": ({"element": TensorProto.FLOAT16}, ["float16 with a cache of float16"]),
+    "separate": (
+        {"query_rows": HEADS, "inputs": {name: ["tokens", KV_HEADS * HEAD_SIZE] for name in ("key", "value")}},
+        ["features    none"],
+    ),
+    "window, softcap, sink": (
+        {"local_window_size": 128, "softcap": 30.0, "inputs": {"head_sink": [HEADS]}},
+        ["head_sink", "softcap", "local_window"],
+    ),
+    "rotation, norms, slots, positions, metadata": (
+        {
+            "do_rotary": 1,
+            "inputs": {
+                "cos_cache": [128, HEAD_SIZE // 2],
+                "sin_cache": [128, HEAD_SIZE // 2],
+                "slot_mapping": ["tokens"],
+                "q_norm_weight": [HEAD_SIZE],
+                "k_norm_weight": [HEAD_SIZE],
+                "attention_metadata": [2],
+                "query_positions": ["tokens"],
+            },
+        },
+        ["rope", "qk_norm", "slot_mapping", "query_positions"],
+    ),
+    "int8 and bias": (
+        {
+            "cache": TensorProto.INT8,
+            "k_quant_type": "PER_CHANNEL",
+            "v_quant_type": "PER_TENSOR",
+            "k_cache_dtype": "int8",
+            "v_cache_dtype": "int8",
+            "inputs": {"k_scale": [KV_HEADS, 1, HEAD_SIZE], "v_scale": [1], "attention_bias": ["b", "n", "q", "c"]},
+        },
+        ["int8 (PER_CHANNEL) and int8 (PER_TENSOR)", "quantized_cache", "per_channel_scale", "attention_bias"],
+    ),
+    "four bits": (
+        {
+            "cache": TensorProto.UINT8,
+            "cache_width": HEAD_SIZE // 2,
+            "k_quant_type": "PER_TENSOR",
+            "v_quant_type": "PER_TENSOR",
+            "k_cache_dtype": "int4",
+            "v_cache_dtype": "int4",
+            "inputs": {"k_scale": [1], "v_scale": [1]},
+        },
+        ["int4 (PER_TENSOR)", "four_bit_cache"],
+    ),
+    "latent": (
+        {
+            "query_rows": HEADS,
+            "inputs": {"key": ["tokens", KV_HEADS * HEAD_SIZE]},
+            "without": ("value_cache",),
+            "kv_cache_layout": "LATENT",
+            "v_head_size": 48,
+            "scale": 0.125,
+        },
+        ["latent"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_features_are_named_and_a_backend_is_taken(tmp_path: Path, name: str) -> None:
+    options, words = CASES[name]
+    report = describe(graph(tmp_path / "m.onnx", **options))
+    for word in ("8 query, 2 KV", "backend     cpu", *words):
+        assert word in report, report
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"softcap": -1.0}, "softcap"),
+        ({"local_window_size": 0}, "local_window_size"),
+        ({"do_rotary": 1}, "cos_cache"),
+        ({"num_heads": 7}, "num_heads"),
+        ({"num_heads": 0}, "num_heads must be a positive number"),
+        ({"sotfcap": 1}, "sotfcap"),
+        ({"softcap": 1}, "softcap must be of type float"),
+        ({"cache_width": 0}, "head size"),
+    ],
+)
+def test_what_octavo_would_refuse_is_said(tmp_path: Path, options: dict[str, Any], words: str) -> None:
+    report = describe(graph(tmp_path / "m.onnx", **options))
+    assert words in report and ("refused" in report or "cannot be explained" in report), report
+
+
+def test_models_without_paged_attention(tmp_path: Path) -> None:
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
+    out = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
+    node = helper.make_node("Identity", ["x"], ["y"])
+    model = helper.make_model(helper.make_graph([node], "g", [value], [out]))
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(OctavoError, match=r"no com\.microsoft::PagedAttention"):
+        describe(tmp_path / "m.onnx")
+
+
+def test_unlike_nodes_are_told_apart(tmp_path: Path) -> None:
+    one = onnx.load(graph(tmp_path / "m.onnx"))
+    other = onnx.load(graph(tmp_path / "w.onnx", local_window_size=64)).graph.node[0]
+    other.name, other.output[0] = "windowed", "output2"
+    one.graph.node.append(other)
+    (tmp_path / "m.onnx").write_bytes(one.SerializeToString())
+    report = describe(tmp_path / "m.onnx")
+    assert "2 PagedAttention nodes" in report and "\nattn\n" in report and "\nwindowed\n" in report

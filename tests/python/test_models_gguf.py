@@ -1,0 +1,213 @@
+"""The GGUF reader. Risk: a damaged or hostile file ends in a traceback, a hang, a huge allocation or a wrong model."""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from pathlib import Path
+
+import fuzz_gguf
+import gguf
+import numpy as np
+import pytest
+from models_support import TinyShape, write_tiny_gguf
+
+from octavo.errors import OctavoError
+from octavo.gguf_reader import GGUFFile
+from octavo.llama import half_rotation_order, read_config
+from octavo.weights import Blockwise, load
+
+FUZZ_CASES = 1500
+U64_MAX = 2**64 - 1
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.gguf"
+    write_tiny_gguf(path, TinyShape())
+    return path
+
+
+def refusal(path: Path) -> str:
+    """The message with which reading `path` is refused."""
+    with pytest.raises(OctavoError) as caught, GGUFFile(path) as file:
+        read_config(file)
+    return str(caught.value)
+
+
+def test_reads_what_the_gguf_package_reads(tiny: Path) -> None:
+    theirs = gguf.GGUFReader(tiny)
+    with GGUFFile(tiny) as file:
+        assert set(file.tensors) == {tensor.name for tensor in theirs.tensors}
+        for tensor in theirs.tensors:
+            assert file.tensor(tensor.name).shape == tuple(tensor.shape.tolist()[::-1])
+            np.testing.assert_array_equal(file.dequantised(tensor.name), tensor.data)
+        for key, field in theirs.fields.items():
+            if not key.startswith("GGUF."):
+                value = file.metadata[key]
+                assert (value.tolist() if isinstance(value, np.ndarray) else value) == field.contents()
+
+
+@pytest.mark.parametrize(
+    ("start", "words"),
+    [
+        (b"", "is empty"),
+        (b"GG", "starts with b'GG'"),
+        (b"PK\x03\x04 a zip", "not a GGUF file"),
+        (b"version https://git-lfs", "git lfs pull"),
+        (b"GGUF", "truncated"),
+        (b"GGUF" + struct.pack("<I", 1), "GGUF version 1"),
+        (b"GGUF" + struct.pack(">I", 3), "big-endian"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, U64_MAX), "metadata entries"),
+        (b"GGUF" + struct.pack("<IQQ", 3, U64_MAX, 0), "tensors"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 60_000, 0), "only 0 bytes are left"),
+        (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, U64_MAX) + bytes(64), "bytes in a metadata key"),
+        (b"GGUF" + struct.pack("<IQQQ1sIIQ", 3, 0, 1, 1, b"a", 9, 8, U64_MAX) + bytes(64), "strings in metadata 'a'"),
+        (b"GGUF" + struct.pack("<IQQQ1sIIQ", 3, 0, 1, 1, b"a", 9, 9, 1) + bytes(64), "array of arrays"),
+        (b"GGUF" + struct.pack("<IQQQ1sI", 3, 0, 1, 1, b"a", 77) + bytes(64), "unknown type 77"),
+        (b"GGUF" + struct.pack("<IQQQ1sI", 3, 1, 0, 1, b"t", 9) + bytes(64), "9 dimensions"),
+        (b"GGUF" + struct.pack("<IQQQ1sI2QIQ", 3, 1, 0, 1, b"t", 2, 2**33, 2**33, 0, 0), "truncated"),
+        (b"GGUF" + struct.pack("<IQQQ1sIQIQ", 3, 1, 0, 1, b"t", 1, 33, 2, 0), "multiple of 32"),
+        (b"GGUF" + struct.pack("<IQQQ1sIQIQ", 3, 1, 0, 1, b"t", 1, 32, 999, 0), "unknown type 999"),
+    ],
+)
+def test_damaged_headers_are_named(tmp_path: Path, start: bytes, words: str) -> None:
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(start)
+    assert words in refusal(path)
+
+
+def test_every_truncation_is_refused(tiny: Path) -> None:
+    data = tiny.read_bytes()
+    with GGUFFile(tiny) as file:
+        end = max(info.offset + info.byte_count for info in file.tensors.values())
+    for length in [*range(400), *range(400, end, 997), end - 1]:
+        tiny.write_bytes(data[:length])
+        refusal(tiny)
+
+
+def test_what_is_not_a_regular_file_does_not_hang(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert "not a regular file" in refusal(tmp_path / "pipe")
+    assert "folder" in refusal(tmp_path)
+    assert "No such file" in refusal(tmp_path / "absent")
+
+
+def test_messages_cannot_steer_a_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "esc.gguf"
+    name = b"\x1b[2J\n" + b"x" * 5000
+    header = struct.pack("<IQQQ", 3, 1, 0, len(name)) + name + struct.pack("<IQIQ", 1, 32, 999, 0)
+    path.write_bytes(b"GGUF" + header)
+    message = refusal(path)
+    assert message.isprintable() and len(message) < 400
+
+
+def _with_metadata(path: Path, **changes: object) -> None:
+    """Rewrites `path`: key (dots as __) -> (method of GGUFWriter, value), or None to leave it out."""
+    old = gguf.GGUFReader(path)
+    writer = gguf.GGUFWriter(path.with_suffix(".new"), "llama")
+    wanted = {key.replace("__", "."): change for key, change in changes.items()}
+    for key, field in old.fields.items():
+        if key.startswith("GGUF.") or key == "general.architecture" or key in wanted:
+            continue
+        kind = field.types[0]
+        sub = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(key, field.contents(), kind, sub_type=sub)
+    for key, change in wanted.items():
+        if key == "general.architecture":
+            writer.kv_data[0][key] = gguf.GGUFValue(change, gguf.GGUFValueType.STRING)
+        elif change is not None:
+            method, value = change  # type: ignore[misc]
+            getattr(writer, method)(key, value)
+    for tensor in old.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    path.with_suffix(".new").replace(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "change", "words"),
+    [
+        ("general__architecture", "mamba", "supports llama"),
+        ("llama__block_count", None, "no metadata 'llama.block_count'"),
+        ("llama__block_count", ("add_uint32", 3), "no tensor 'blk.2"),
+        ("llama__block_count", ("add_uint32", 2**31), "no model of this kind"),
+        ("llama__block_count", ("add_uint32", 1), "blk.1"),
+        ("llama__block_count", ("add_string", "2"), "must be of type int"),
+        ("llama__block_count", ("add_array", [2, 2]), "got a list"),
+        ("llama__context_length", ("add_uint32", 2**32 - 1), "--context-length"),
+        ("llama__attention__head_count", ("add_uint32", 5), "not a multiple"),
+        ("llama__attention__key_length", ("add_uint32", 24), "24"),
+        ("llama__attention__layer_norm_rms_epsilon", ("add_float32", float("nan")), "positive and finite"),
+        ("llama__embedding_length", ("add_uint32", 64), "its metadata imply"),
+        ("llama__expert_count", ("add_uint32", 8), "expert_count = 8"),
+        ("llama__rope__scaling__type", ("add_string", "yarn"), "yarn"),
+        ("llama__rope__dimension_count", ("add_uint32", 15), "must be even"),
+    ],
+)
+def test_unusable_models_are_named(tiny: Path, key: str, change: object, words: str) -> None:
+    _with_metadata(tiny, **{key: change})
+    assert words in refusal(tiny)
+
+
+def test_not_a_number_in_the_weights_is_refused(tiny: Path) -> None:
+    data = bytearray(tiny.read_bytes())
+    with GGUFFile(tiny) as file:
+        info = file.tensor("blk.1.ffn_up.weight")
+    data[info.offset : info.offset + 4] = struct.pack("<f", float("nan"))
+    tiny.write_bytes(bytes(data))
+    with GGUFFile(tiny) as file, pytest.raises(OctavoError, match=r"blk\.1\.ffn_up.*NaN"):
+        file.dequantised("blk.1.ffn_up.weight")
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q4_K"])
+def test_block_formats_map_exactly(tmp_path: Path, kind: str) -> None:
+    """Risk: a wrong nibble order or offset gives text that is only somewhat worse."""
+    rng = np.random.default_rng(7)
+    tensor_kind = gguf.GGMLQuantizationType[kind]
+    if kind == "Q4_K":  # no quantiser in the package: any bytes with sane scales are a legal matrix
+        data = rng.integers(0, 256, (24, 2 * 144), dtype=np.uint8)
+        data.reshape(24, 2, 144)[..., :4] = np.array([0.011, 0.023], np.float16).view(np.uint8)
+    else:
+        data = gguf.quants.quantize(rng.standard_normal((24, 512)).astype(np.float32), tensor_kind)
+    path = tmp_path / "one.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tensor("w", data, raw_dtype=tensor_kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    expected = gguf.quants.dequantize(data, tensor_kind)
+    with GGUFFile(path) as file:
+        weight = load(file, "w", "int4")
+        assert isinstance(weight, Blockwise) and weight.shape == (24, 512)
+        np.testing.assert_allclose(weight.dequantised(), expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+        order = rng.permutation(24)
+        np.testing.assert_array_equal(weight.rows(order).dequantised(), weight.dequantised()[order])
+
+
+@pytest.mark.parametrize(("is_head", "bits"), [(True, 8), (False, 4)])
+def test_rounded_formats_stay_within_half_a_step(tmp_path: Path, is_head: bool, bits: int) -> None:
+    path = tmp_path / "tiny.gguf"
+    stored = write_tiny_gguf(path, TinyShape(), "F32")["blk.0.ffn_up.weight"]
+    with GGUFFile(path) as file:
+        weight = load(file, "blk.0.ffn_up.weight", "int4", is_head=is_head)
+    assert isinstance(weight, Blockwise) and weight.bits == bits
+    error = np.abs(weight.dequantised() - stored).reshape(*weight.scales.shape, 32)
+    assert (error <= 0.5001 * weight.scales[..., None] + 1e-7).all()
+
+
+def test_row_order_of_partly_rotated_heads() -> None:
+    """Two heads of 8 channels, 4 of them rotated: even rows, odd rows, then the rest, head by head."""
+    assert half_rotation_order(2, 8, 4).tolist() == [0, 2, 1, 3, 4, 5, 6, 7, 8, 10, 9, 11, 12, 13, 14, 15]
+
+
+def test_fuzzed_files_are_refused_or_right(tmp_path: Path) -> None:
+    seed = int(time.time())
+    files = fuzz_gguf.originals(tmp_path)
+    for case in range(seed, seed + FUZZ_CASES):
+        fuzz_gguf.check_case(files, case, tmp_path)  # an assertion names the case's seed
