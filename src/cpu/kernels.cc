@@ -24,11 +24,14 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 
-#include "cpu/attention-inl.h"
-#include "cpu/codecs-inl.h"
+// Each needs those above it.
+// clang-format off
 #include "cpu/math-inl.h"
-#include "cpu/prologue-inl.h"
+#include "cpu/codecs-inl.h"
 #include "cpu/tile-inl.h"
+#include "cpu/prologue-inl.h"
+#include "cpu/attention-inl.h"
+// clang-format on
 
 HWY_BEFORE_NAMESPACE();
 namespace octavo::cpu::HWY_NAMESPACE {
