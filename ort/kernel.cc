@@ -90,6 +90,7 @@ Status Kernel::create(const OrtApi& api, const Config& config, const OrtKernelIn
                       std::unique_ptr<Kernel>& kernel) {
   std::unique_ptr<Kernel> created(new Kernel(api, config));
   Status status = read_attributes(api, info, created->attributes_);
+  if (status.ok()) status = validate_attributes(created->attributes_);
   if (status.ok()) status = read_outputs(api, info, created->attributes_, created->outputs_);
   if (!status.ok()) return status;
   created->node_name_ = node_name(api, info);

@@ -134,6 +134,10 @@ struct RunContext {
   void* stream = nullptr;        // CUDA: the cudaStream_t that all work is put on; nullptr = the default stream
 };
 
+// The rules of docs/contract.md that concern the attributes alone, for callers that know them before any tensor.
+// Errors: kInvalidArgument.
+Status validate_attributes(const Attributes& attributes) noexcept;
+
 // Checks every rule that needs no data (docs/contract.md) and reduces the call to a Problem.
 // Errors: kInvalidArgument.
 Status validate(const Arguments& arguments, const Attributes& attributes, Problem& problem) noexcept;

@@ -17,6 +17,11 @@ Status first_broken(std::span<const Rule> rules, const Call& call) {
   return {};
 }
 
+Status check_attributes(const Attributes& attributes) {
+  const Arguments none;  // the attribute rules look at no tensor
+  return first_broken(attribute_rules(), {none, attributes, {}});
+}
+
 Status check(const Arguments& arguments, const Attributes& attributes, Problem& problem) {
   Call call{arguments, attributes, {}};
   for (const auto& rules : {attribute_rules(), mode_rules(), view_rules(), type_rules(), size_rules()}) {
@@ -45,6 +50,14 @@ std::vector<RuleText> all_rules() {
 }
 
 }  // namespace contract
+
+Status validate_attributes(const Attributes& attributes) noexcept {
+  try {
+    return contract::check_attributes(attributes);
+  } catch (const std::exception&) {
+    return contract::out_of_memory();
+  }
+}
 
 Status validate(const Arguments& arguments, const Attributes& attributes, Problem& problem) noexcept {
   try {

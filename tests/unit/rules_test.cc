@@ -45,6 +45,17 @@ TEST_P(BrokenRule, IsRefusedWithItsMessage) {
   EXPECT_EQ(status.message(), std::string(GetParam().message) + " [" + GetParam().id + "]");
 }
 
+// Risk: a session that learns of a bad attribute at its first run only.
+TEST(Rules, AttributesAreCheckedWithoutTensors) {
+  for (const RuleCase& rule_case : attribute_cases()) {
+    ValidCall call(rule_case.base);
+    EXPECT_TRUE(validate_attributes(call.attributes).ok());
+    rule_case.break_it(call);
+    EXPECT_EQ(validate_attributes(call.attributes).message(),
+              std::string(rule_case.message) + " [" + rule_case.id + "]");
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Contract, BrokenRule, testing::ValuesIn(all_cases()), [](const auto& test) {
   return std::string(test.param.id) + "_" + std::to_string(test.index);
 });
