@@ -11,12 +11,12 @@ namespace octavo::dispatch {
 std::span<const Backend* const> backends() noexcept {
   static constexpr const Backend* kBackends[] = {
 #if defined(__x86_64__)
-      &cpu::kAvx512Backend,
-      &cpu::kAvx2Backend,
+    &cpu::kAvx512Backend,
+    &cpu::kAvx2Backend,
 #endif
-      &cpu::kBaselineBackend,
+    &cpu::kBaselineBackend,
 #if OCTAVO_CUDA
-      &cuda::kGeneralBackend,
+    &cuda::kGeneralBackend,
 #endif
   };
   return kBackends;

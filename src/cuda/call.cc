@@ -6,12 +6,16 @@
 namespace octavo::cuda {
 namespace {
 
-bool multiple(std::int64_t value, std::int64_t of) { return value % of == 0; }
+bool multiple(std::int64_t value, std::int64_t of) {
+  return value % of == 0;
+}
 bool multiple(const void* address, std::int64_t of) {
   return reinterpret_cast<std::uintptr_t>(address) % static_cast<std::uintptr_t>(of) == 0;
 }
 
-const std::byte* bytes_of(const TensorView& view) { return static_cast<const std::byte*>(view.data); }
+const std::byte* bytes_of(const TensorView& view) {
+  return static_cast<const std::byte*>(view.data);
+}
 
 TokenRows make_rows(const std::byte* data, std::int64_t token_bytes, std::int64_t head_bytes) {
   return {data, token_bytes, head_bytes, multiple(data, 16) && multiple(token_bytes, 16) && multiple(head_bytes, 16)};
@@ -33,7 +37,9 @@ Cache make_cache(const MutableTensorView& view, const CacheFormat& format, const
   return cache;
 }
 
-Indices make_indices(const TensorView& view) { return {view.data, view.type == ElementType::kInt64}; }
+Indices make_indices(const TensorView& view) {
+  return {view.data, view.type == ElementType::kInt64};
+}
 
 // Hands out pieces of the workspace, each at a multiple of its alignment; only counts when there is none.
 class Carver {
@@ -95,6 +101,7 @@ Call make_call(const Problem& problem, const Arguments& arguments, const Scratch
   call.max_context_len = problem.max_context_len;
   call.scale = problem.scale;
   call.softcap = problem.softcap;
+  call.inverse_softcap = problem.softcap > 0.0f ? 1.0f / problem.softcap : 0.0f;
   call.norm_epsilon = problem.qk_norm_epsilon;
   call.causal = problem.is_causal;
   call.latent = problem.cache_layout == CacheLayout::kLatent;
@@ -115,8 +122,7 @@ Call make_call(const Problem& problem, const Arguments& arguments, const Scratch
     call.value = make_rows(bytes_of(arguments.value), problem.kv_num_heads * head_bytes, head_bytes);
   }
   call.k_cache = make_cache(arguments.key_cache, problem.k_cache, arguments.k_scale);
-  call.v_cache =
-      call.latent ? call.k_cache : make_cache(arguments.value_cache, problem.v_cache, arguments.v_scale);
+  call.v_cache = call.latent ? call.k_cache : make_cache(arguments.value_cache, problem.v_cache, arguments.v_scale);
   call.cumulative = static_cast<const std::int32_t*>(arguments.cumulative_sequence_length.data);
   call.past = static_cast<const std::int32_t*>(arguments.past_seqlens.data);
   if (problem.has(Feature::kQueryPositions)) {

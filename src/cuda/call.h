@@ -1,5 +1,5 @@
-// One call as the CUDA kernels see it: device pointers, byte strides and resolved sizes. Made once per run() and passed to
-// every kernel by value; it holds no value out of device memory, so a captured graph may keep it.
+// One call as the CUDA kernels see it: device pointers, byte strides and resolved sizes. Made once per run() and passed
+// to every kernel by value; it holds no value out of device memory, so a captured graph may keep it.
 #pragma once
 
 #include <vector_types.h>
@@ -20,7 +20,7 @@ namespace octavo::cuda {
 // Keys are shared out to blocks in chunks of this many positions, counted from position 0 of a sequence; at most
 // kMaxChunks a sequence, so that longer ones have chunks of twice, four times, ... the length. A row's bits thus depend
 // on its own sequence's lengths and on nothing else in the batch.
-inline constexpr int kChunkKeys = 1024;
+inline constexpr int kChunkKeys = 512;
 inline constexpr int kMaxChunks = 32;
 
 // Sequences with more new tokens have enough rows to fill a device: one block walks all keys of a row.
@@ -35,8 +35,8 @@ OCTAVO_HOST_DEVICE inline std::int64_t chunk_keys(std::int64_t kv_length) {
 
 // What the schedule kernel leaves for the others: one record per sequence, one more behind the last.
 struct SequenceRecord {
-  std::int32_t start;        // first token; never below the record before it, whatever the input holds
-  std::int32_t new_tokens;   // 0 for a sequence whose lengths or positions break the contract
+  std::int32_t start;       // first token; never below the record before it, whatever the input holds
+  std::int32_t new_tokens;  // 0 for a sequence whose lengths or positions break the contract
   std::int32_t past;
   std::int32_t tile_begin;   // row tiles of the sequences before it, per KV head
   std::int32_t split_begin;  // tokens of the split sequences before it
@@ -96,7 +96,8 @@ struct Scratch {
 
 struct Call {
   // sizes and semantics
-  std::int32_t token_count = 0, batch_size = 0, num_heads = 0, kv_num_heads = 0, group = 1, head_size = 0, v_head_size = 0;
+  std::int32_t token_count = 0, batch_size = 0, num_heads = 0, kv_num_heads = 0, group = 1, head_size = 0,
+               v_head_size = 0;
   std::int64_t num_blocks = 0, block_size = 0, table_columns = 0, context_capacity = 0;
   std::int64_t rotary_max_positions = 0;
   std::int32_t rotary_half = 0, rotary_offset = 0;
@@ -104,7 +105,7 @@ struct Call {
   std::int64_t bias_query_capacity = 0, bias_context_capacity = 0;
   std::int64_t bias_batch_stride = 0, bias_head_stride = 0;  // elements; 0 where the dimension broadcasts
   std::int64_t max_context_len = 0;                          // last dimension of output_qk
-  float scale = 1.0f, softcap = 0.0f, norm_epsilon = 0.0f;
+  float scale = 1.0f, softcap = 0.0f, inverse_softcap = 0.0f, norm_epsilon = 0.0f;
   bool causal = true, latent = false, rotary_interleaved = false;
   QkOutput qk_output = QkOutput::kNone;
   ElementType element_type = ElementType::kUndefined;

@@ -324,6 +324,33 @@ def test_native_view_shares_memory() -> None:
     assert name == "bfloat16" and array[1] == 1
 
 
+class DlpackOnly:
+    """An array of a library that octavo does not know: DLPack and a shape, nothing else."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+        self.shape, self.ndim = array.shape, array.ndim
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+
+def test_any_dlpack_array() -> None:
+    """Caches are written through DLPack, not into a copy; without an output buffer the message asks for one."""
+    call, wrapped = make_call(seed=23), make_call(seed=23)
+    caches = wrapped["key_cache"]
+    wrapped = {name: DlpackOnly(value) if isinstance(value, np.ndarray) else value for name, value in wrapped.items()}
+    with pytest.raises(TypeError, match="pass output="):
+        octavo.paged_attention(**wrapped)
+    output = np.empty((TOKENS, HEADS * HEAD_SIZE), np.float32)
+    octavo.paged_attention(**wrapped, output=DlpackOnly(output))
+    np.testing.assert_array_equal(output, octavo.paged_attention(**call))
+    np.testing.assert_array_equal(caches, call["key_cache"])
+
+
 def test_torch_tensors() -> None:
     torch = pytest.importorskip("torch")
     call = make_call(seed=22)
