@@ -1,5 +1,9 @@
 #include "cpu/backend.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include "contract/host_data.h"
 #include "cpu/kernels.h"
 #include "cpu/schedule.h"
@@ -93,16 +97,24 @@ Status run(const Problem& problem, const Arguments& arguments, Workspace workspa
 #if defined(__x86_64__)
 namespace {
 
+// clang 14 does not know this one by name.
+bool has_float16_conversion() {
+  unsigned a = 0;
+  unsigned b = 0;
+  unsigned c = 0;
+  unsigned d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+
 std::string refuse_without_avx512(const Problem&) {
   const bool has = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
-                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma") &&
-                   __builtin_cpu_supports("f16c");
+                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma") && has_float16_conversion();
   return has ? std::string() : "this processor lacks AVX-512 (F, BW, CD, DQ, VL)";
 }
 
 std::string refuse_without_avx2(const Problem&) {
-  const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
+  const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_float16_conversion() &&
                    __builtin_cpu_supports("bmi2");
   return has ? std::string() : "this processor lacks AVX2, FMA, F16C or BMI2";
 }

@@ -33,11 +33,9 @@
 #include "cpu/attention-inl.h"
 // clang-format on
 
-HWY_BEFORE_NAMESPACE();
 namespace octavo::cpu::HWY_NAMESPACE {
 constexpr Kernels kKernels = {store_tokens, load_queries, attend_chunk, fold, finish};
 }  // namespace octavo::cpu::HWY_NAMESPACE
-HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace octavo::cpu {
