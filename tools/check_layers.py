@@ -82,7 +82,7 @@ def name_of_foreign(path: str) -> str:
     for start, name in THIRD_PARTY.items():
         if path.startswith(start):
             return name
-    if path.endswith("intrin.h") or path == "arm_neon.h":
+    if path.endswith("intrin.h") or path in ("arm_neon.h", "cpuid.h"):
         return "intrinsics"
     return "system" if path.endswith(".h") else "std"
 

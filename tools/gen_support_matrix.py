@@ -178,7 +178,7 @@ FEATURES: list[tuple[str, str, Callable[[Call, Any], None]]] = [
     ("four_bit_cache", "4-bit caches, two elements a byte", INT4),
     ("strided_cache", "strided caches: head-major, K and V in one tensor", strided_cache),
     ("int64_indices", "int64 `block_table` and `slot_mapping` (C++ and Python)", int64_indices),
-    ("small_blocks", "block sizes below 16 or no power of two (C++ and Python)", small_blocks),
+    ("small_blocks", "block sizes below 16 or no power of two", small_blocks),
     ("packed_qkv", "most of these in one call, over an int4 cache", everything),
 ]
 

@@ -11,8 +11,8 @@ class Executor {
 
   virtual ~Executor() = default;
 
-  // Runs task(context, i) once for every i in [0, count), in any order and on any thread, and returns when all are done.
-  // Tasks neither throw nor call the executor again.
+  // Runs task(context, i) once for every i in [0, count), in any order and on any thread, and returns when all are
+  // done. Tasks neither throw nor call the executor again.
   virtual void parallel_for(std::int64_t count, Task task, void* context) noexcept = 0;
 
   // How many tasks can run at once, at least 1. Results never depend on it, only speed and workspace size do.

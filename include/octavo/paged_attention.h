@@ -7,7 +7,8 @@
 //   octavo::Status status = octavo::validate(arguments, attributes, problem);
 //   if (status.ok()) status = octavo::plan(problem, {}, plan);
 //   std::vector<std::byte> workspace(plan.workspace_bytes() + octavo::kWorkspaceAlignment);
-//   if (status.ok()) status = octavo::run(plan, arguments, octavo::aligned_workspace(workspace.data(), workspace.size()), {});
+//   if (status.ok()) status = octavo::run(plan, arguments, octavo::aligned_workspace(workspace.data(),
+//   workspace.size()), {});
 //
 // validate() checks the rules of docs/contract.md and touches no tensor data but attention_metadata. plan() chooses the
 // backend; it may be kept for as long as the Problem stays the same. run() does the work: it neither allocates nor
@@ -36,8 +37,8 @@ struct Backend;
 struct Attributes {
   std::int64_t num_heads = 0;     // query heads
   std::int64_t kv_num_heads = 0;  // divides num_heads
-  float scale = 0.0f;             // of q.k; 0 = 1/sqrt(head_size). Must be given when v_head_size differs from head_size
-  float softcap = 0.0f;           // s -> softcap * tanh(s / softcap); 0 = off
+  float scale = 0.0f;    // of q.k; 0 = 1/sqrt(head_size). Must be given when v_head_size differs from head_size
+  float softcap = 0.0f;  // s -> softcap * tanh(s / softcap); 0 = off
   std::int64_t local_window_size = -1;  // positions seen, the current one included, to the left only; -1 = all
   std::int64_t is_causal = 1;           // 0: every query sees every position of its sequence
   std::int64_t do_rotary = 0;
@@ -53,13 +54,14 @@ struct Attributes {
   std::int64_t qk_output = 0;    // 1 = scores, 2 = probabilities
 };
 
-// The operator's tensors; docs/contract.md has the rules. T = query.type; H = head_size, N = num_heads, G = kv_num_heads.
+// The operator's tensors; docs/contract.md has the rules. T = query.type; H = head_size, N = num_heads, G =
+// kv_num_heads.
 struct Arguments {
-  TensorView query;                       // T (token_count, N*H), or packed (token_count, (N + 2G)*H) with key, value absent
-  TensorView key;                         // T (token_count, G*H)
-  TensorView value;                       // T (token_count, G*H); absent in LATENT
-  MutableTensorView key_cache;            // (num_blocks, block_size, G, H or (H+1)/2 bytes); updated in place
-  MutableTensorView value_cache;          // as key_cache; absent in LATENT
+  TensorView query;               // T (token_count, N*H), or packed (token_count, (N + 2G)*H) with key, value absent
+  TensorView key;                 // T (token_count, G*H)
+  TensorView value;               // T (token_count, G*H); absent in LATENT
+  MutableTensorView key_cache;    // (num_blocks, block_size, G, H or (H+1)/2 bytes); updated in place
+  MutableTensorView value_cache;  // as key_cache; absent in LATENT
   TensorView cumulative_sequence_length;  // int32 (batch_size + 1)
   TensorView past_seqlens;                // int32 (batch_size), tokens already in the cache
   TensorView block_table;                 // int32 or int64 (batch_size, max_blocks_per_sequence); -1 = unmapped
@@ -75,10 +77,11 @@ struct Arguments {
   TensorView query_positions;             // int32 (token_count)
   TensorView attention_bias;              // T (batch_size or 1, N or 1, query capacity, context capacity)
 
-  MutableTensorView output;     // T (token_count, N*effective_v_head_size)
-  MutableTensorView output_qk;  // float32, float16 or bfloat16 (N, token_count, Problem::max_context_len); iff qk_output != 0
-  MutableTensorView lse;        // optional float32 (N, token_count): log-sum-exp of the attended scores, natural log, no sink;
-                                // -inf for a row that attends to nothing
+  MutableTensorView output;  // T (token_count, N*effective_v_head_size)
+  MutableTensorView
+      output_qk;          // float32, float16 or bfloat16 (N, token_count, Problem::max_context_len); iff qk_output != 0
+  MutableTensorView lse;  // optional float32 (N, token_count): log-sum-exp of the attended scores, natural log, no
+                          // sink; -inf for a row that attends to nothing
 };
 
 enum class DeviceKind : std::uint8_t { kCpu, kCuda };
@@ -86,9 +89,9 @@ const char* name(DeviceKind kind) noexcept;
 
 struct PlanOptions {
   DeviceKind device = DeviceKind::kCpu;
-  int device_ordinal = 0;           // which CUDA device; it must be the current one of the thread that calls run()
-  int concurrency = 0;              // of the executor that run() will get; 0 = default_executor()'s
-  std::string_view backend;         // for tests: take the backend of this name or fail; empty = choose
+  int device_ordinal = 0;    // which CUDA device; it must be the current one of the thread that calls run()
+  int concurrency = 0;       // of the executor that run() will get; 0 = default_executor()'s
+  std::string_view backend;  // for tests: take the backend of this name or fail; empty = choose
   std::int64_t output_qk_limit_bytes = std::int64_t{1} << 30;  // refuse a larger output_qk (kResourceExhausted)
 };
 
@@ -111,6 +114,7 @@ class Plan {
 
  private:
   friend Status plan(const Problem&, const PlanOptions&, Plan&) noexcept;
+  friend Status check(const Plan&, const Arguments&) noexcept;
   friend Status run(const Plan&, const Arguments&, struct Workspace, const struct RunContext&) noexcept;
   Problem problem_;
   const dispatch::Backend* backend_ = nullptr;
@@ -120,7 +124,8 @@ class Plan {
 
 inline constexpr std::size_t kWorkspaceAlignment = 64;
 
-// Scratch memory of one run(): aligned to kWorkspaceAlignment, at least Plan::workspace_bytes(), not shared by concurrent runs.
+// Scratch memory of one run(): aligned to kWorkspaceAlignment, at least Plan::workspace_bytes(), not shared by
+// concurrent runs.
 struct Workspace {
   void* data = nullptr;
   std::size_t bytes = 0;
@@ -142,16 +147,22 @@ Status validate_attributes(const Attributes& attributes) noexcept;
 // Errors: kInvalidArgument.
 Status validate(const Arguments& arguments, const Attributes& attributes, Problem& problem) noexcept;
 
-// Chooses the backend and sizes the workspace. Depends on nothing but its inputs and the processor.
-// Errors: kUnsupported (with each backend's reason), kResourceExhausted (output_qk), kInvalidArgument (unknown backend name).
+// Chooses the backend and sizes the workspace. Depends on nothing but its inputs and the processor (and, with
+// concurrency 0, on default_executor()). Errors: kUnsupported (with each backend's reason), kResourceExhausted
+// (output_qk), kInvalidArgument (unknown backend name).
 Status plan(const Problem& problem, const PlanOptions& options, Plan& plan) noexcept;
 
 // What each backend of `options.device` says to `problem`, in order of preference: the first that accepts is taken.
 std::vector<Verdict> explain(const Problem& problem, const PlanOptions& options = {});
 
+// What run() checks before it writes anything: that `arguments` still fit the plan, and on a CPU every length, id and
+// slot. For callers who prepare memory (copy a cache, say) between the checks and run(). Errors: kInvalidArgument
+// (naming the input, the index and the value).
+Status check(const Plan& plan, const Arguments& arguments) noexcept;
+
 // Appends the new tokens' K and V to the caches and computes attention. `arguments` must be what validate() saw, up to
-// the data pointers and values. On a CPU, lengths, ids and slots are checked first, and an error leaves everything unwritten.
-// Errors: kInvalidArgument (naming the input, the index and the value), kInternal.
+// the data pointers and values. On a CPU, lengths, ids and slots are checked first, and an error leaves everything
+// unwritten. Errors: kInvalidArgument (naming the input, the index and the value), kInternal.
 Status run(const Plan& plan, const Arguments& arguments, Workspace workspace, const RunContext& context) noexcept;
 
 // validate, plan, allocate, run: for tests and scripts.

@@ -1,5 +1,5 @@
-// Problem: one legal call reduced to sizes, types and features. It holds no pointer and no value out of device memory, so
-// the same Problem serves every replay of a captured graph. validate() makes it; plan() reads it.
+// Problem: one legal call reduced to sizes, types and features. It holds no pointer and no value out of device memory,
+// so the same Problem serves every replay of a captured graph. validate() makes it; plan() reads it.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +15,19 @@ enum class QkOutput : std::uint8_t { kNone = 0, kScores = 1, kProbabilities = 2 
 
 // What a cache element means. kTensorType: what the tensor's own element type says. The two 4-bit types name what a
 // kUint8 cache holds.
-enum class CacheType : std::uint8_t { kTensorType, kFloat32, kFloat16, kBFloat16, kInt8, kFloat8E4M3FN, kInt4, kFloat4E2M1 };
+enum class CacheType : std::uint8_t {
+  kTensorType,
+  kFloat32,
+  kFloat16,
+  kBFloat16,
+  kInt8,
+  kFloat8E4M3FN,
+  kInt4,
+  kFloat4E2M1
+};
 
-const char* name(QuantType type) noexcept;   // "NONE", "PER_TENSOR", "PER_CHANNEL"
-const char* name(CacheType type) noexcept;   // "", "float32", "float16", ..., "int4", "float4e2m1"
+const char* name(QuantType type) noexcept;      // "NONE", "PER_TENSOR", "PER_CHANNEL"
+const char* name(CacheType type) noexcept;      // "", "float32", "float16", ..., "int4", "float4e2m1"
 const char* name(CacheLayout layout) noexcept;  // "SEPARATE", "LATENT"
 
 // Bytes of one row of `width` logical elements (4-bit types round an odd width up).
@@ -56,7 +65,7 @@ enum class Feature : std::uint32_t {
   kFourBitCache = 1u << 15,
   kStridedCache = 1u << 16,
   kInt64Indices = 1u << 17,
-  kSmallBlocks = 1u << 18,  // block_size below 16 or not a power of two (callers outside ONNX)
+  kSmallBlocks = 1u << 18,  // block_size below 16 or not a power of two, which the built-in operator refuses
 };
 inline constexpr int kFeatureCount = 19;
 const char* name(Feature feature) noexcept;  // "packed_qkv", "slot_mapping", ...
@@ -77,7 +86,9 @@ class FeatureSet {
   explicit constexpr FeatureSet(std::uint32_t bits) noexcept : bits_(bits) {}
   std::uint32_t bits_ = 0;
 };
-constexpr FeatureSet operator|(Feature a, Feature b) noexcept { return FeatureSet(a) | FeatureSet(b); }
+constexpr FeatureSet operator|(Feature a, Feature b) noexcept {
+  return FeatureSet(a) | FeatureSet(b);
+}
 std::string to_string(FeatureSet features);  // "head_sink, softcap"; "none" when empty
 
 // How one cache (K, V, or the latent row) is stored.
@@ -103,10 +114,11 @@ struct Problem {
   std::int64_t rotary_max_positions = 0;  // rows of cos_cache; 0 without RoPE
   std::int64_t bias_batch = 0, bias_heads = 0, bias_query_capacity = 0, bias_context_capacity = 0;
 
-  // launch bounds, replay-invariant (contract: "replay-safe sources"); never part of a mask
+  // launch bounds, replay-invariant (docs/contract.md, attention_metadata); never part of a mask
   std::int64_t max_query_len_bound = 0;  // attention_metadata[0] where given and not 0, else token_count
-  std::int64_t max_kv_len_bound = 0;     // attention_metadata[1] where given and not 0, clipped to the capacity, else the capacity
-  std::int64_t max_context_len = 0;      // last dimension of output_qk: equals max_kv_len_bound
+  std::int64_t max_kv_len_bound =
+      0;  // attention_metadata[1] where given and not 0, clipped to the capacity, else the capacity
+  std::int64_t max_context_len = 0;  // last dimension of output_qk: equals max_kv_len_bound
 
   // types
   ElementType element_type = ElementType::kUndefined;  // T

@@ -1,4 +1,5 @@
-// Status: how every octavo call reports failure. Nothing in the public API throws.
+// Status: how every octavo call reports failure. Nothing that is noexcept throws; explain() and to_string() can run out
+// of memory.
 #pragma once
 
 #include <string>
@@ -9,10 +10,10 @@ namespace octavo {
 
 enum class StatusCode {
   kOk = 0,
-  kInvalidArgument,   // the caller's arguments break a rule of the contract; nothing was written
-  kUnsupported,       // legal, but no backend of this build on this device takes it; the message says why for each
-  kResourceExhausted, // a size limit (output_qk, workspace) would be exceeded
-  kInternal,          // a device or executor failure
+  kInvalidArgument,    // the caller's arguments break a rule of the contract; nothing was written
+  kUnsupported,        // legal, but no backend of this build on this device takes it; the message says why for each
+  kResourceExhausted,  // a size limit (output_qk, workspace) would be exceeded
+  kInternal,           // a device or executor failure
 };
 
 // Code and message. The message names the input, the rule, what was got and what to do.

@@ -43,9 +43,9 @@ const char* name(ElementType type) noexcept;
 inline constexpr int kMaxRank = 4;
 
 // Pointer is const void* (TensorView) or void* (MutableTensorView). Shape and strides count stored elements (bytes
-// for kUint8). Caches may have any non-negative strides over their first three dimensions, so that head-major (HND) pools and
-// pools with K and V interleaved in one tensor need no copy; the last dimension is always contiguous. Every other
-// tensor is contiguous, row-major. A default-constructed view is an absent tensor.
+// for kUint8). Caches may have any non-negative strides over their first three dimensions, so that head-major (HND)
+// pools and pools with K and V interleaved in one tensor need no copy; the last dimension is always contiguous. Every
+// other tensor is contiguous, row-major. A default-constructed view is an absent tensor.
 template <typename Pointer>
 struct BasicTensorView {
   Pointer data = nullptr;
@@ -68,8 +68,8 @@ struct BasicTensorView {
 
   // A mutable view converts to a read-only one.
   template <typename Other>
-    requires std::is_convertible_v<Other, Pointer>
-  BasicTensorView(const BasicTensorView<Other>& other) noexcept  // NOLINT(google-explicit-constructor)
+  requires std::is_convertible_v<Other, Pointer> BasicTensorView(const BasicTensorView<Other>& other)
+  noexcept  // NOLINT(google-explicit-constructor)
       : data(other.data), type(other.type), rank(other.rank), shape(other.shape), strides(other.strides) {}
 
   // Present and absent are told apart by the type: a tensor with no elements may have a null pointer.

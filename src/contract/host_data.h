@@ -20,7 +20,7 @@ struct DataRule {
 std::span<const DataRule> data_rules() noexcept;
 
 // Checks lengths, positions, block ids, slots, capacities and scales, and writes nothing. `arguments` must match
-// `problem` (match.h). Padding tokens, sequences without new tokens, and table columns that no query sees and no token
+// `problem` (match.h). Padding tokens, and table columns that no query sees and no token
 // is written to are not looked at: a backend that reads such a column has to treat an id out of range as unmapped.
 //
 // Cost: O(batch_size + token_count + columns looked at), more where slots do not ascend (duplicate_slots.h). Allocates

@@ -4,16 +4,10 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "contract/visible.h"
 #include "octavo/paged_attention.h"
 
 namespace octavo::contract {
-
-// A half-open range of tokens, positions or table columns.
-struct Range {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-  bool empty() const noexcept { return begin >= end; }
-};
 
 class HostData {
  public:
@@ -45,11 +39,8 @@ class HostData {
     return {range.begin / problem.block_size, (range.end - 1) / problem.block_size + 1};
   }
 
-  // KV positions of a sequence of length `kv_len` that a query at `position` sees.
   Range visible(std::int64_t position, std::int64_t kv_len) const noexcept {
-    if (!problem.is_causal) return {0, kv_len};
-    const std::int64_t window = problem.local_window_size;
-    return {window > 0 ? std::max<std::int64_t>(position - window + 1, 0) : 0, std::min(position + 1, kv_len)};
+    return visible_range(problem, position, kv_len);
   }
 
  private:

@@ -78,7 +78,8 @@ std::string latent_no_v_quant(const Call& call) {
 std::string rotary_pair(const Call& call) {
   const auto& [cos, sin] = std::pair(call.arguments.cos_cache, call.arguments.sin_cache);
   if (cos.present() == sin.present()) return {};
-  return cat("cos_cache, sin_cache: both or neither; got cos_cache ", presence(cos), " and sin_cache ", presence(sin));
+  return cat("cos_cache, sin_cache: both or neither; got cos_cache ", presence(cos), " and sin_cache ", presence(sin),
+             "; pass both, or leave both out");
 }
 
 std::string rotary_needs_caches(const Call& call) {
@@ -91,7 +92,7 @@ std::string norm_pair(const Call& call) {
   const auto& [q_norm, k_norm] = std::pair(call.arguments.q_norm_weight, call.arguments.k_norm_weight);
   if (q_norm.present() == k_norm.present()) return {};
   return cat("q_norm_weight, k_norm_weight: both or neither; got q_norm_weight ", presence(q_norm),
-             " and k_norm_weight ", presence(k_norm));
+             " and k_norm_weight ", presence(k_norm), "; pass both, or leave both out");
 }
 
 std::string scale_with_quant(const char* scale_name, const TensorView& scale, const char* quant_name, QuantType quant) {

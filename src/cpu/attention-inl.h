@@ -7,16 +7,16 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 // What each token of a tile may see.
 struct TokenRanges {
-  Call::Range token[kTileRows];
+  contract::Range token[kTileRows];
   std::int64_t count = 0;
   std::int64_t first = std::numeric_limits<std::int64_t>::max(), last = 0;  // hull of all
 
   TokenRanges(const Call& call, const Tile& tile) {
     const std::int64_t kv_length = call.kv_length(tile.sequence);
     for (std::int64_t j = tile.token_begin; j < tile.token_end; ++j) {
-      const Call::Range range = call.visible(call.position(tile.sequence, j), kv_length);
+      const contract::Range range = contract::visible_range(*call.problem, call.position(tile.sequence, j), kv_length);
       token[count++] = range;
-      if (range.begin >= range.end) continue;
+      if (range.empty()) continue;
       first = std::min(first, range.begin);
       last = std::max(last, range.end);
     }
@@ -152,8 +152,10 @@ HWY_INLINE void write_output_qk(const Call& call, const Tile& tile, const KeyTil
              call.output_qk + at * static_cast<std::int64_t>(size_in_bytes(problem.output_qk_type)));
 }
 
-HWY_INLINE void attend_chunk(const Call& call, const Tile& tile, std::int64_t chunk, LaneScratch& scratch,
-                             SoftmaxState& state) {
+// kSkipMasked: masked positions' values are not even multiplied by 0 (accumulate_nonzero).
+template <bool kSkipMasked>
+HWY_INLINE void attend_keys(const Call& call, const Tile& tile, std::int64_t chunk, LaneScratch& scratch,
+                            SoftmaxState& state) {
   const Problem& problem = *call.problem;
   const std::int64_t group = problem.group_size();
   const std::int64_t rows = (tile.token_end - tile.token_begin) * group;
@@ -180,7 +182,24 @@ HWY_INLINE void attend_chunk(const Call& call, const Tile& tile, std::int64_t ch
       const float correction = softmax_row(scores, keys.scored, visible, state.maximum[r], state.weight[r]);
       if (correction != 1.0f) scale_by(correction, stride, state.sums + r * stride);
     }
-    accumulate_values(scratch.scores, rows, keys.values, keys.begin, keys.end, stride, state.sums);
+    if constexpr (kSkipMasked) {
+      accumulate_nonzero(scratch.scores, rows, keys.values, keys.begin, keys.end, stride, state.sums);
+    } else {
+      accumulate_values(scratch.scores, rows, keys.values, keys.begin, keys.end, stride, state.sums);
+    }
+  }
+}
+
+HWY_INLINE void attend_chunk(const Call& call, const Tile& tile, std::int64_t chunk, LaneScratch& scratch,
+                             SoftmaxState& state) {
+  attend_keys<false>(call, tile, chunk, scratch, state);
+  // A value that overflowed is infinite, and a masked position takes part in nothing: rows that may not see it must
+  // stay finite. That is too rare to pay for in every tile, so the chunk is done again where it shows.
+  const std::int64_t rows = (tile.token_end - tile.token_begin) * call.problem->group_size();
+  for (std::int64_t r = 0; r < rows; ++r) {
+    if (!has_non_finite(state.sums + r * padded(call.problem->v_head_size), call.problem->v_head_size)) continue;
+    attend_keys<true>(call, tile, chunk, scratch, state);
+    return;
   }
 }
 

@@ -4,12 +4,19 @@
 #include <cpuid.h>
 #endif
 
-#include "contract/host_data.h"
 #include "cpu/kernels.h"
 #include "cpu/schedule.h"
 
 namespace octavo::cpu {
 namespace {
+
+// Named one by one, so that a new feature is not taken for supported before somebody has looked.
+constexpr FeatureSet kFeatures = Feature::kPackedQkv | Feature::kSlotMapping | Feature::kRope | Feature::kQkNorm |
+                                 Feature::kHeadSink | Feature::kSoftcap | Feature::kLocalWindow | Feature::kNonCausal |
+                                 Feature::kAttentionBias | Feature::kQueryPositions | Feature::kOutputQk |
+                                 Feature::kLse | Feature::kLatent | Feature::kQuantizedCache |
+                                 Feature::kPerChannelScale | Feature::kFourBitCache | Feature::kStridedCache |
+                                 Feature::kInt64Indices | Feature::kSmallBlocks;
 
 Cache make_cache(const MutableTensorView& view, const CacheFormat& format, const TensorView& scale) noexcept {
   const auto bytes = static_cast<std::int64_t>(size_in_bytes(view.type));
@@ -86,9 +93,7 @@ std::size_t workspace_bytes(const Problem& problem, int concurrency) {
 template <const Kernels& kKernels>
 Status run(const Problem& problem, const Arguments& arguments, Workspace workspace, int concurrency,
            const RunContext& context) noexcept {
-  if (Status status = contract::check_host_data(problem, arguments); !status.ok()) return status;
-  Executor& executor = context.executor != nullptr ? *context.executor : default_executor();
-  run_schedule(kKernels, make_call(problem, arguments), workspace, concurrency, executor);
+  run_schedule(kKernels, make_call(problem, arguments), workspace, concurrency, *context.executor);
   return {};
 }
 
@@ -128,12 +133,12 @@ std::string refuse_without_baseline(const Problem&) {
 }  // namespace
 
 const dispatch::Backend kAvx512Backend = {"cpu_avx512",          "Streaming attention in 512-bit vectors.",
-                                          DeviceKind::kCpu,      FeatureSet::all(),
+                                          DeviceKind::kCpu,      kFeatures,
                                           refuse_without_avx512, workspace_bytes,
                                           run<kAvx512Kernels>};
 
 const dispatch::Backend kAvx2Backend = {"cpu_avx2",          "Streaming attention in 256-bit vectors.",
-                                        DeviceKind::kCpu,    FeatureSet::all(),
+                                        DeviceKind::kCpu,    kFeatures,
                                         refuse_without_avx2, workspace_bytes,
                                         run<kAvx2Kernels>};
 #else
@@ -146,7 +151,7 @@ std::string refuse_without_baseline(const Problem&) {
 
 const dispatch::Backend kBaselineBackend = {
     "cpu_baseline",          "Streaming attention in 128-bit vectors (SSE4.2 on x86-64, NEON on arm64).",
-    DeviceKind::kCpu,        FeatureSet::all(),
+    DeviceKind::kCpu,        kFeatures,
     refuse_without_baseline, workspace_bytes,
     run<kBaselineKernels>};
 

@@ -71,18 +71,6 @@ struct Call {
   std::int64_t position(std::int64_t sequence, std::int64_t j) const noexcept {
     return positions != nullptr ? positions[cumulative[sequence] + j] : past[sequence] + j;
   }
-
-  // The half-open range of KV positions that a query at `position` may see; unmapped blocks are masked elsewhere.
-  struct Range {
-    std::int64_t begin, end;
-  };
-  Range visible(std::int64_t position, std::int64_t kv_length) const noexcept {
-    if (!problem->is_causal) return {0, kv_length};
-    const std::int64_t end = position + 1 < kv_length ? position + 1 : kv_length;
-    const std::int64_t window = problem->local_window_size;
-    const std::int64_t begin = window > 0 && position + 1 > window ? position + 1 - window : 0;
-    return {begin < end ? begin : end, end};
-  }
 };
 
 Call make_call(const Problem& problem, const Arguments& arguments) noexcept;

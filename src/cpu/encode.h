@@ -17,7 +17,7 @@ inline float round_half_even(float x) noexcept {
   return (x + kMagic) - kMagic;
 }
 
-// For targets without the instruction.
+// For rows' tails, and for targets without the instruction.
 inline std::uint16_t encode_float16(float x) noexcept {
   const auto bits = std::bit_cast<std::uint32_t>(x);
   const std::uint32_t sign = (bits >> 16) & 0x8000u;

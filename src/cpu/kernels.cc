@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 
+#include "contract/visible.h"
 #include "cpu/encode.h"
 #include "cpu/kernels.h"
 

@@ -5,6 +5,9 @@
 #include <cstring>
 #include <limits>
 
+#include "contract/visible.h"
+#include "cpu/float_mode.h"
+
 // A call is a list of tiles (sequence, KV head, up to about 64 query rows), each with the chunks of keys that it sees.
 //
 // Most tiles are "whole": one lane walks all chunks in order and finishes. A tile with far more chunks than its share
@@ -82,6 +85,7 @@ class Schedule {
       std::atomic<std::int64_t> next{0};
     } context{&body, items};
     const auto task = [](void* opaque, std::int64_t lane) {
+      const DefaultFloatMode mode;
       auto& shared = *static_cast<Context*>(opaque);
       while (true) {
         const std::int64_t item = shared.next.fetch_add(1, std::memory_order_relaxed);
@@ -157,8 +161,8 @@ class Schedule {
     std::int64_t last = 0;
     const std::int64_t kv_length = call_.kv_length(tile.sequence);
     for (std::int64_t j = tile.token_begin; j < tile.token_end; ++j) {
-      const Call::Range range = call_.visible(call_.position(tile.sequence, j), kv_length);
-      if (range.begin >= range.end) continue;
+      const contract::Range range = contract::visible_range(problem_, call_.position(tile.sequence, j), kv_length);
+      if (range.empty()) continue;
       first = std::min(first, range.begin);
       last = std::max(last, range.end);
     }

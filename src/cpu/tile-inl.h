@@ -146,6 +146,38 @@ HWY_INLINE void accumulate_values(const float* weights, std::int64_t rows, const
   for (; column < stride; column += lanes) value_rows<1>(weights, rows, values, begin, end, column, stride, sums);
 }
 
+// The same sums in the same order, but keys of weight 0 are left out: 0 * infinity would be NaN. Slow; for tiles in
+// which some value is not finite.
+HWY_INLINE void accumulate_nonzero(const float* weights, std::int64_t rows, const float* const* values,
+                                   std::int64_t begin, std::int64_t end, std::int64_t stride, float* sums) {
+  const FloatTag d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  for (std::int64_t r = 0; r < rows; ++r, weights += kTileKeys, sums += stride) {
+    for (std::int64_t k = begin; k < end; ++k) {
+      if (weights[k] == 0.0f) continue;
+      const FloatVec w = hn::Set(d, weights[k]);
+      for (std::int64_t c = 0; c < stride; c += lanes) {
+        hn::Store(hn::MulAdd(w, hn::LoadU(d, values[k] + c), hn::Load(d, sums + c)), d, sums + c);
+      }
+    }
+  }
+}
+
+// Whether any of the first `width` numbers of a row is infinite or NaN.
+HWY_INLINE bool has_non_finite(const float* row, std::int64_t width) {
+  const FloatTag d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  FloatVec differences = hn::Zero(d);  // x - x: 0 for finite numbers, NaN for the others
+  std::int64_t c = 0;
+  for (; c + lanes <= width; c += lanes) {
+    const FloatVec x = hn::Load(d, row + c);
+    differences = hn::Add(differences, hn::Sub(x, x));
+  }
+  float difference = hn::GetLane(hn::SumOfLanes(d, differences));
+  for (; c < width; ++c) difference += row[c] - row[c];
+  return difference != 0.0f;
+}
+
 // to[i] = a * to[i] + b * from[i]
 HWY_INLINE void scale_add(float a, float b, const float* from, std::int64_t count, float* to) {
   const FloatTag d;

@@ -3,6 +3,7 @@
 #include <memory>
 #include <new>
 
+#include "contract/host_data.h"
 #include "contract/match.h"
 #include "contract/message.h"
 #include "dispatch/backend.h"
@@ -39,11 +40,17 @@ Workspace aligned_workspace(void* data, std::size_t bytes) noexcept {
   return {data, space};
 }
 
+Status check(const Plan& plan, const Arguments& arguments) noexcept {
+  if (!plan.valid()) return Status::invalid_argument("plan: empty; call octavo::plan() and check its Status first");
+  if (Status status = contract::check_match(plan.problem_, arguments); !status.ok()) return status;
+  if (plan.backend_->device != DeviceKind::kCpu) return {};  // the host cannot read its values
+  return contract::check_host_data(plan.problem_, arguments);
+}
+
 Status run(const Plan& plan, const Arguments& arguments, Workspace workspace, const RunContext& context) noexcept {
+  if (Status status = check(plan, arguments); !status.ok()) return status;
   try {
-    if (!plan.valid()) return Status::invalid_argument("plan: empty; call octavo::plan() and check its Status first");
     if (Status status = check_workspace(plan.workspace_bytes_, workspace); !status.ok()) return status;
-    if (Status status = contract::check_match(plan.problem_, arguments); !status.ok()) return status;
   } catch (const std::exception&) {  // a message that could not be allocated
     return contract::out_of_memory();
   }
@@ -56,7 +63,8 @@ Status paged_attention(const Arguments& arguments, const Attributes& attributes,
                        const RunContext& context) noexcept {
   if (options.device != DeviceKind::kCpu) {
     return Status::invalid_argument(
-        "PlanOptions::device: paged_attention() allocates host memory and runs on the cpu only; call validate, plan and "
+        "PlanOptions::device: paged_attention() allocates host memory and runs on the cpu only; call validate, plan "
+        "and "
         "run with a workspace on the device");
   }
   Problem problem;

@@ -61,12 +61,14 @@ std::vector<RuleCase> mode_cases() {
        "v_cache_dtype: must be unset in LATENT, where one cache holds K and V and k_quant_type, k_cache_dtype and "
        "k_scale describe it; got a value; leave it out"},
       {"M8", kFull, [](ValidCall& c) { c.arguments.sin_cache = {}; },
-       "cos_cache, sin_cache: both or neither; got cos_cache present and sin_cache absent"},
+       "cos_cache, sin_cache: both or neither; got cos_cache present and sin_cache absent; pass "
+       "both, or leave both out"},
       {"M9", kPlain, [](ValidCall& c) { c.attributes.do_rotary = 1; },
        "cos_cache, sin_cache: required with do_rotary = 1, but absent; pass (max_seq_len, rotary_dim/2) each, or set "
        "do_rotary to 0"},
       {"M10", kFull, [](ValidCall& c) { c.arguments.k_norm_weight = {}; },
-       "q_norm_weight, k_norm_weight: both or neither; got q_norm_weight present and k_norm_weight absent"},
+       "q_norm_weight, k_norm_weight: both or neither; got q_norm_weight present and k_norm_weight absent; "
+       "pass both, or leave both out"},
       {"M11", kQuantized, [](ValidCall& c) { c.arguments.k_scale = {}; },
        "k_scale: present exactly when k_quant_type is not NONE; got k_scale absent with k_quant_type = PER_CHANNEL; "
        "change one of the two"},
