@@ -4,6 +4,7 @@
 #include <optional>
 #include <span>
 #include <string_view>
+#include <utility>
 
 #include "ort/tensors.h"
 
@@ -30,9 +31,9 @@ class AttributeReader {
     return {};
   }
 
-  // One of `vocabulary`, whose names are those that octavo::name() gives.
+  // One of `vocabulary`, whose names are those that octavo::name() gives. `rule` is the contract's id for it.
   template <typename Enum>
-  Status read(const char* attribute, std::span<const Enum> vocabulary, Enum& value) const {
+  Status read(const char* attribute, std::span<const Enum> vocabulary, const char* rule, Enum& value) const {
     const std::optional<std::string> text = string_attribute(attribute);
     if (!text) return absent_or_wrong_type(attribute, "a string");
     std::string allowed;
@@ -43,8 +44,8 @@ class AttributeReader {
       }
       allowed += (allowed.empty() ? "\"" : ", \"") + std::string(name(candidate)) + "\"";
     }
-    return Status::invalid_argument(std::string("attribute ") + attribute + " must be one of " + allowed + ", got \"" +
-                                    *text + "\"");
+    return Status::invalid_argument(std::string(attribute) + ": must be one of " + allowed + ", got \"" + *text +
+                                    "\"; use one of these spellings [" + rule + "]");
   }
 
   bool has_int(const char* name) const {
@@ -81,7 +82,8 @@ class AttributeReader {
       got = "a list of floats";
     }
     if (got == nullptr) return {};
-    return Status::invalid_argument(std::string("attribute ") + name + " must be " + wanted + ", got " + got);
+    return Status::invalid_argument(std::string(name) + ": must be " + wanted + ", got " + got +
+                                    "; give the attribute that type in the model");
   }
 
   const OrtApi& api_;
@@ -131,17 +133,18 @@ Status read_attributes(const OrtApi& api, const OrtKernelInfo* info, Attributes&
   error << reader.read("rotary_interleaved", attributes.rotary_interleaved);
   error << reader.read("rotary_offset", attributes.rotary_offset);
   error << reader.read("qk_norm_epsilon", attributes.qk_norm_epsilon);
-  error << reader.read("k_quant_type", std::span<const QuantType>(kQuantTypes), attributes.k_quant_type);
-  error << reader.read("v_quant_type", std::span<const QuantType>(kQuantTypes), attributes.v_quant_type);
-  error << reader.read("k_cache_dtype", std::span<const CacheType>(kCacheTypes), attributes.k_cache_dtype);
-  error << reader.read("v_cache_dtype", std::span<const CacheType>(kCacheTypes), attributes.v_cache_dtype);
-  error << reader.read("kv_cache_layout", std::span<const CacheLayout>(kLayouts), attributes.kv_cache_layout);
+  error << reader.read("k_quant_type", std::span<const QuantType>(kQuantTypes), "A12", attributes.k_quant_type);
+  error << reader.read("v_quant_type", std::span<const QuantType>(kQuantTypes), "A12", attributes.v_quant_type);
+  error << reader.read("k_cache_dtype", std::span<const CacheType>(kCacheTypes), "A13", attributes.k_cache_dtype);
+  error << reader.read("v_cache_dtype", std::span<const CacheType>(kCacheTypes), "A13", attributes.v_cache_dtype);
+  error << reader.read("kv_cache_layout", std::span<const CacheLayout>(kLayouts), "A14", attributes.kv_cache_layout);
   error << reader.read("v_head_size", attributes.v_head_size);
   error << reader.read("qk_output", attributes.qk_output);
-  for (const char* required : {"num_heads", "kv_num_heads"}) {
+  // An absent one would read as "got 0" in the contract's own words.
+  for (const auto& [required, rule] : {std::pair("num_heads", "A1"), std::pair("kv_num_heads", "A2")}) {
     if (!reader.has_int(required)) {
-      error << Status::invalid_argument(std::string("attribute ") + required +
-                                        " is required and has no default: set it");
+      error << Status::invalid_argument(std::string(required) + ": is required and has no default, got none; set it [" +
+                                        rule + "]");
     }
   }
   return error.take();
@@ -163,24 +166,21 @@ Status read_outputs(const OrtApi& api, const OrtKernelInfo* info, const Attribut
   if (attributes.kv_cache_layout == CacheLayout::kLatent) {
     if (named[kValueCacheOut]) {
       return Status::invalid_argument(
-          "output 2 (value_cache_out) must be absent with kv_cache_layout=LATENT, which has one cache, got one: give "
-          "it an "
-          "empty name");
+          "value_cache_out: must be absent with kv_cache_layout = LATENT, which has one cache, got output 2; give that "
+          "output an empty name");
     }
   } else if (named[kKeyCacheOut] != named[kValueCacheOut]) {
     return Status::invalid_argument(
-        std::string(
-            "outputs 1 (key_cache_out) and 2 (value_cache_out) must be both present or both absent, got only ") +
-        (named[kKeyCacheOut] ? "key_cache_out" : "value_cache_out") + ": name both or neither");
+        std::string("key_cache_out, value_cache_out: outputs 1 and 2 must be both present or both absent, got only ") +
+        (named[kKeyCacheOut] ? "key_cache_out" : "value_cache_out") + "; name both or neither");
   }
   outputs.cache_outputs = named[kKeyCacheOut];
 
   outputs.output_qk = named[kOutputQk];
   if (outputs.output_qk != (attributes.qk_output != 0)) {
-    return Status::invalid_argument(
-        "output 3 (output_qk) must be present exactly when attribute qk_output is not 0, got qk_output=" +
-        std::to_string(attributes.qk_output) + (outputs.output_qk ? " with" : " without") +
-        " output 3: change one of them");
+    return Status::invalid_argument(std::string("output_qk: present exactly when qk_output is not 0; got output_qk ") +
+                                    (outputs.output_qk ? "present" : "absent") + " with qk_output = " +
+                                    std::to_string(attributes.qk_output) + "; change one of the two [M13]");
   }
   if (!outputs.output_qk) return {};
 
@@ -201,9 +201,9 @@ Status read_outputs(const OrtApi& api, const OrtKernelInfo* info, const Attribut
     case ElementType::kBFloat16: return {};
     default:
       return Status::invalid_argument(
-          std::string("output 3 (output_qk) must be declared as float32, float16 or bfloat16, got ") +
+          std::string("output_qk: must be declared as float32, float16 or bfloat16, got ") +
           (outputs.output_qk_type == ElementType::kUndefined ? "another type" : name(outputs.output_qk_type)) +
-          ": change the type of that value in the graph");
+          "; change the type of that value in the graph [T7]");
   }
 }
 

@@ -36,7 +36,8 @@ Status read_positive(const OrtApi& api, const OrtSessionOptions* options, const 
   const auto result = std::from_chars(text->data(), end, parsed);
   if (result.ec != std::errc{} || result.ptr != end || parsed < 1 || parsed > largest) {
     return Status::invalid_argument(std::string("session config entry ") + key + " must be a whole number from 1 to " +
-                                    std::to_string(largest) + ", got \"" + *text + "\"");
+                                    std::to_string(largest) + ", got \"" + *text +
+                                    "\"; correct it, or leave it out for the default");
   }
   number = parsed;
   return {};
@@ -65,7 +66,7 @@ Status read_config(const OrtApi& api, const OrtSessionOptions* options, Config& 
   if (!status.ok()) return status;
   if (text && *text != "0" && *text != "1") {
     return Status::invalid_argument("session config entry octavo.explain must be \"0\" or \"1\", got \"" + *text +
-                                    "\"");
+                                    "\"; correct it, or leave it out for \"0\"");
   }
   config.explain = text == "1";
   return {};

@@ -70,9 +70,8 @@ std::int64_t extent_product(std::int64_t a, std::int64_t b) noexcept {
   return a * b;
 }
 
-// 0 for a number of heads that validation refuses; the others can be multiplied without care.
-std::int64_t plausible_heads(std::int64_t heads) noexcept {
-  return heads > 0 && heads <= (std::int64_t{1} << 20) ? heads : 0;
+std::size_t byte_count(const MutableTensorView& view) noexcept {
+  return static_cast<std::size_t>(view.element_count()) * size_in_bytes(view.type);
 }
 
 // plan() names its options; a session sets them under other names.
@@ -116,12 +115,15 @@ Status Kernel::compute(OrtKernelContext* context) {
   std::shared_ptr<const Plan> plan;
   status = plan_for(problem, context, plan);
   if (!status.ok()) return status;
+  const CacheInputs cache_inputs{arguments.key_cache.data, arguments.value_cache.data};
   status = bind_outputs(context, arguments);
   if (!status.ok()) return status;
 
   ArenaBuffer buffer(api_, allocator_);
   Workspace workspace;
   status = buffer.allocate(plan->workspace_bytes(), workspace);
+  if (!status.ok()) return status;
+  status = copy_caches(*plan, arguments, cache_inputs);
   if (!status.ok()) return status;
   ContextExecutor executor(api_, context, plan->concurrency());
   RunContext run_context;
@@ -150,20 +152,19 @@ Status Kernel::read_inputs(const OrtKernelContext* context, Arguments& arguments
 }
 
 // ONNX Runtime wants the shapes of the outputs from the operator; the contract derives them from the inputs. Malformed
-// inputs give extents of 0 here: validate() refuses them by name before it looks at the outputs.
+// inputs give extents of 0 here: validate() refuses them by name before it looks at the outputs. The attributes keep
+// their rules since create().
 void Kernel::shape_outputs(Arguments& arguments) const {
   // validate() wants to see that a tensor has memory; there is none before it has agreed to the shapes.
   alignas(kWorkspaceAlignment) static std::byte not_yet_allocated;
 
   const Attributes& a = attributes_;
-  const std::int64_t num_heads = plausible_heads(a.num_heads);
-  const std::int64_t kv_num_heads = plausible_heads(a.kv_num_heads);
   const std::int64_t token_count = extent(arguments.query, 0);
   std::int64_t width = extent(arguments.query, 1);
   if (a.kv_cache_layout == CacheLayout::kLatent) {
-    if (a.v_head_size != 0) width = extent_product(num_heads, a.v_head_size);
-  } else if (!arguments.key.present() && !arguments.value.present() && num_heads > 0) {
-    width = width / (num_heads + 2 * kv_num_heads) * num_heads;
+    if (a.v_head_size != 0) width = extent_product(a.num_heads, a.v_head_size);
+  } else if (!arguments.key.present() && !arguments.value.present()) {
+    width = width / (a.num_heads + 2 * a.kv_num_heads) * a.num_heads;
   }
   arguments.output = MutableTensorView(&not_yet_allocated, arguments.query.type, {token_count, width});
 
@@ -175,7 +176,7 @@ void Kernel::shape_outputs(Arguments& arguments) const {
     if (bound > 0) context_len = std::min(context_len, bound);
   }
   arguments.output_qk =
-      MutableTensorView(&not_yet_allocated, outputs_.output_qk_type, {num_heads, token_count, context_len});
+      MutableTensorView(&not_yet_allocated, outputs_.output_qk_type, {a.num_heads, token_count, context_len});
 }
 
 Status Kernel::plan_for(const Problem& problem, const OrtKernelContext* context, std::shared_ptr<const Plan>& plan) {
@@ -212,36 +213,37 @@ void Kernel::explain_choice(const Plan& plan, const OrtKernelContext* context) c
                                                            __FILE_NAME__, __LINE__, __func__)));
 }
 
+// Points the outputs, and the caches where the node has outputs for them, at the memory that the session bound.
 Status Kernel::bind_outputs(OrtKernelContext* context, Arguments& arguments) const {
   Status status = allocate_output(api_, context, kOutput, arguments.output);
   if (status.ok() && outputs_.output_qk) status = allocate_output(api_, context, kOutputQk, arguments.output_qk);
-  if (!status.ok() || !outputs_.cache_outputs) return status;
-  const MutableTensorView key_cache = arguments.key_cache;
-  status = bind_cache(context, kKeyCacheOut, arguments.value_cache, arguments.key_cache);
+  if (!outputs_.cache_outputs) return status;
+  if (status.ok()) status = allocate_output(api_, context, kKeyCacheOut, arguments.key_cache);
   if (status.ok() && arguments.value_cache.present()) {
-    status = bind_cache(context, kValueCacheOut, key_cache, arguments.value_cache);
+    status = allocate_output(api_, context, kValueCacheOut, arguments.value_cache);
   }
   return status;
 }
 
-// Lets the call update the cache output. Where the caller has bound it to the input's buffer, that is in place;
-// elsewhere the old contents are copied first and the input stays as it is.
-Status Kernel::bind_cache(OrtKernelContext* context, std::size_t output, const MutableTensorView& other_cache,
-                          MutableTensorView& cache) const {
-  const void* input_data = cache.data;
-  Status status = allocate_output(api_, context, output, cache);
-  if (!status.ok() || cache.data == input_data) return status;
-  const std::int64_t bytes = cache.element_count() * static_cast<std::int64_t>(size_in_bytes(cache.type));
-  if (bytes == 0) return {};
-  if (cache.data == other_cache.data) {
+// A cache output in its input's buffer is updated in place. One that lies elsewhere gets the old contents first, and
+// the input stays as it is. Nothing is copied for a call that run() would refuse.
+Status Kernel::copy_caches(const Plan& plan, const Arguments& arguments, const CacheInputs& inputs) const {
+  const std::size_t key_bytes = arguments.key_cache.data == inputs.key ? 0 : byte_count(arguments.key_cache);
+  const std::size_t value_bytes = arguments.value_cache.data == inputs.value ? 0 : byte_count(arguments.value_cache);
+  if (key_bytes == 0 && value_bytes == 0) return {};
+  if (key_bytes != 0 && arguments.key_cache.data == inputs.value) {
     return Status::invalid_argument(
-        output == kKeyCacheOut
-            ? "output 1 (key_cache_out) is bound to the buffer of value_cache: bind it to key_cache's "
-              "buffer or to one of its own"
-            : "output 2 (value_cache_out) is bound to the buffer of key_cache: bind it to "
-              "value_cache's buffer or to one of its own");
+        "key_cache_out: must not be bound to the buffer of value_cache, got its address; bind it to key_cache's buffer "
+        "or to one of its own");
   }
-  std::memcpy(cache.data, input_data, static_cast<std::size_t>(bytes));
+  if (value_bytes != 0 && arguments.value_cache.data == inputs.key) {
+    return Status::invalid_argument(
+        "value_cache_out: must not be bound to the buffer of key_cache, got its address; bind it to value_cache's "
+        "buffer or to one of its own");
+  }
+  if (Status status = check(plan, arguments); !status.ok()) return status;
+  if (key_bytes != 0) std::memcpy(arguments.key_cache.data, inputs.key, key_bytes);
+  if (value_bytes != 0) std::memcpy(arguments.value_cache.data, inputs.value, value_bytes);
   return {};
 }
 

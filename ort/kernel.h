@@ -26,6 +26,12 @@ class Kernel {
   const OrtApi& api() const noexcept { return api_; }
 
  private:
+  // Where the caches lie that the node was given; Arguments has where they are updated.
+  struct CacheInputs {
+    const void* key;
+    const void* value;
+  };
+
   Kernel(const OrtApi& api, const Config& config) noexcept : api_(api), config_(config) {}
 
   Status read_inputs(const OrtKernelContext* context, Arguments& arguments) const;
@@ -33,8 +39,7 @@ class Kernel {
   Status plan_for(const Problem& problem, const OrtKernelContext* context, std::shared_ptr<const Plan>& plan);
   void explain_choice(const Plan& plan, const OrtKernelContext* context) const;
   Status bind_outputs(OrtKernelContext* context, Arguments& arguments) const;
-  Status bind_cache(OrtKernelContext* context, std::size_t output, const MutableTensorView& other_cache,
-                    MutableTensorView& cache) const;
+  Status copy_caches(const Plan& plan, const Arguments& arguments, const CacheInputs& inputs) const;
 
   const OrtApi& api_;
   const Config& config_;

@@ -6,6 +6,10 @@
 namespace octavo::ort {
 namespace {
 
+// Limits of rules A1 and Z4.
+constexpr std::int64_t kMaxHeads = std::int64_t{1} << 20;
+constexpr std::int64_t kMaxHeadSize = 1024;
+
 struct Dimension {
   std::int64_t value = -1;  // < 0: unknown
   std::string symbol;
@@ -57,6 +61,12 @@ class Inference {
     return value;
   }
 
+  // Nothing where rule A1 or A2 refuses the number, which the session reports when it makes the kernel.
+  std::optional<std::int64_t> heads(const char* name) const {
+    const std::optional<std::int64_t> number = int_attribute(name);
+    return number && *number >= 1 && *number <= kMaxHeads ? number : std::nullopt;
+  }
+
   bool is_latent() const {
     const OrtOpAttr* attribute = nullptr;
     char text[16] = {};
@@ -93,17 +103,21 @@ class Inference {
   OrtShapeInferContext* context_;
 };
 
-// Output 0: (token_count, num_heads * effective_v_head_size).
+// Output 0: (token_count, num_heads * effective_v_head_size). The attributes of a model that is being loaded may hold
+// anything; within their limits no product here overflows.
 void infer_output(const Inference& inference, const Shape& query) {
   if (query.dimensions.size() != 2) return;
   Shape output = query;
   Dimension& width = output.dimensions[1];
-  const std::optional<std::int64_t> num_heads = inference.int_attribute("num_heads");
+  const std::optional<std::int64_t> num_heads = inference.heads("num_heads");
   if (inference.is_latent()) {
     const std::int64_t v_head_size = inference.int_attribute("v_head_size").value_or(0);
-    if (v_head_size > 0 && num_heads) width = {*num_heads * v_head_size, ""};
+    if (v_head_size != 0) {
+      const bool plausible = num_heads && v_head_size > 0 && v_head_size <= kMaxHeadSize;
+      width = plausible ? Dimension{*num_heads * v_head_size, ""} : Dimension{};
+    }
   } else if (!inference.input(kKey) && !inference.input(kValue)) {
-    const std::optional<std::int64_t> kv_num_heads = inference.int_attribute("kv_num_heads");
+    const std::optional<std::int64_t> kv_num_heads = inference.heads("kv_num_heads");
     const std::int64_t heads = num_heads && kv_num_heads ? *num_heads + 2 * *kv_num_heads : 0;
     width = heads > 0 && width.known() && width.value % heads == 0 ? Dimension{width.value / heads * *num_heads, ""}
                                                                    : Dimension{};

@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 _EXPORTS = {
     "paged_attention": "octavo.attention",
     "explain_call": "octavo.attention",
+    "OctavoError": "octavo.errors",
     "UnsupportedError": "octavo._core",
     "ResourceExhaustedError": "octavo._core",
     "get_library_path": "octavo.runtime",
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from octavo._core import UnsupportedError as UnsupportedError
     from octavo.attention import explain_call as explain_call
     from octavo.attention import paged_attention as paged_attention
+    from octavo.errors import OctavoError as OctavoError
     from octavo.runtime import genai_config as genai_config
     from octavo.runtime import get_library_path as get_library_path
     from octavo.runtime import register as register

@@ -15,7 +15,7 @@ from octavo.arrays import empty_float32_like, empty_like, native_view
 feature_names = _core.feature_names
 
 QuantType = Literal["NONE", "PER_TENSOR", "PER_CHANNEL"]
-CacheType = Literal["", "float16", "bfloat16", "int8", "float8e4m3fn", "int4", "float4e2m1"]
+CacheType = Literal["", "float32", "float16", "bfloat16", "int8", "float8e4m3fn", "int4", "float4e2m1"]
 
 _INPUTS = (
     "query",
@@ -138,6 +138,7 @@ def paged_attention(
 
     Raises:
         ValueError: an argument breaks a rule of the contract; nothing was written.
+        TypeError: an attribute of another type; or no `output`, where `query` is neither of numpy nor of torch.
         octavo.UnsupportedError: no backend takes this call; the message says why for each.
         octavo.ResourceExhaustedError: output_qk would be larger than its limit.
     """
@@ -184,14 +185,20 @@ class _Call:
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         self.attributes = {name: given[name] for name in _ATTRIBUTES}
+        _core.validate_attributes(self.attributes)
         self.tensors = {name: native_view(given[name]) for name in _INPUTS if given[name] is not None}
         query = given["query"]
+        if not hasattr(query, "shape"):
+            raise ValueError(
+                "query: must be a readable array in CPU memory with DLPack or the buffer protocol (numpy, torch), got "
+                f"{type(query)}; convert it, for example with numpy.asarray"
+            )
         output = given["output"]
         if output is None:
             output = empty_like(query, self._output_shape(given))
         self._add_output("output", output)
         self.results = [output]
-        token_count = query.shape[0] if query.ndim else 0
+        token_count = query.shape[0] if query.shape else 0
         if given["qk_output"]:
             output_qk = given["output_qk"]
             if output_qk is None:
@@ -218,13 +225,13 @@ class _Call:
 
     @staticmethod
     def _output_shape(given: Mapping[str, Any]) -> tuple[int, ...]:
-        """(token_count, N*v_head_size). Sizes that fit no legal call give a shape that validation explains."""
+        """(token_count, N*v_head_size), of legal attributes; of an illegal query, a shape that validation refuses."""
         shape = tuple(given["query"].shape)
         heads = given["num_heads"]
         latent = given["kv_cache_layout"] == "LATENT"
         packed = given["key"] is None and given["value"] is None and not latent
         slices = heads + 2 * given["kv_num_heads"] if packed else heads
-        if len(shape) != 2 or slices < 1:
+        if len(shape) != 2:
             return shape
         head_size = shape[1] // slices
         return (shape[0], heads * (given["v_head_size"] if latent and given["v_head_size"] else head_size))

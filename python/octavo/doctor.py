@@ -6,7 +6,7 @@ Each check is a function that returns findings; a later check runs only where th
 from __future__ import annotations
 
 import importlib.metadata
-import json
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,14 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from onnx import helper
 from rich.markup import escape
 
-from .errors import OctavoError, first_line
-from .genai_folder import CONFIG_FILE, REQUIRED_FILES, read_config
+from .errors import OctavoError, counted, first_line
+from .explain import unknown_attributes
+from .model_folder import CONFIG_FILE, REQUIRED_FILES, read_config, read_json
 from .onnx_model import OnnxModel, read_model
 from .runtime import LIBRARY_NAME, genai_config, get_library_path, register
+from .trial import try_engine
 
 MINIMUM_VERSIONS = {"onnxruntime": (1, 23), "onnxruntime-genai": (0, 18)}
+ORDINARY_PROMPT = 64  # tokens; less room than that is hardly meant
 _ENGINE_INPUTS = ("input_ids", "cumulative_sequence_lengths", "past_sequence_lengths", "block_table")
 
 
@@ -46,17 +50,21 @@ def examine(model_dir: str | os.PathLike[str]) -> list[Finding]:
         config = read_config(folder)
         findings.append(Finding("folder", True, ", ".join(REQUIRED_FILES)))
     except OctavoError as error:
-        return [*findings, Finding("folder", False, str(error), "make it with octavo convert")]
-    name = _dig(config, "model", "decoder", "filename") or "model.onnx"
+        return [*findings, Finding("folder", False, str(error))]  # it says what to do itself
+    name = str(_dig(config, "model", "decoder", "filename") or "model.onnx")
     try:
-        model = read_model(folder / str(name))
+        model = read_model(folder / name)
     except OctavoError as error:
-        return [*findings, Finding("graph", False, str(error), "run octavo convert again")]
+        mistyped = name != "model.onnx" and not (folder / name).is_file()
+        advice = f"correct model.decoder.filename in {CONFIG_FILE}" if mistyped else "run octavo convert again"
+        return [*findings, Finding("graph", False, str(error), advice)]
     findings += [*_graph(folder, model, config), *_config(config, model), *_tokenizer(folder, config)]
     if all(finding.ok for finding in findings):
         findings.append(_first_step(model, config))
     if all(finding.ok for finding in findings):
         findings.append(_genai_reads(folder))
+    if all(finding.ok for finding in findings):
+        findings.append(_engine_runs(folder, config))
     return findings
 
 
@@ -78,6 +86,9 @@ def _library() -> Finding:
 
     try:
         path = get_library_path()
+    except OctavoError as error:
+        return Finding("octavo library", False, str(error))  # it says what to do itself
+    try:
         register(ort.SessionOptions())
     except OctavoError as error:
         return Finding("octavo library", False, str(error), "reinstall octavo for this machine")
@@ -89,8 +100,18 @@ def _graph(folder: Path, model: OnnxModel, config: dict[str, Any]) -> Iterator[F
     yield Finding(
         "graph",
         count > 0,
-        f"{count} PagedAttention nodes",
+        counted(count, "PagedAttention node"),
         "" if count else "this graph has other attention; convert the model with octavo convert",
+    )
+    dropped = {}  # attribute -> what to say; the same mistake is in every layer
+    for node in model.nodes:
+        for name, nearest in unknown_attributes(node).items():
+            dropped[name] = f"{name} in {node.name}" + (f": rename it {nearest}" if nearest else ": remove it")
+    yield Finding(
+        "attributes",
+        not dropped,
+        "all of them PagedAttention's" if not dropped else f"not of PagedAttention, so ignored: {', '.join(dropped)}",
+        "; ".join(dropped.values()),
     )
     for location, needed in model.external_bytes.items():
         file = folder / location
@@ -116,6 +137,11 @@ def _graph(folder: Path, model: OnnxModel, config: dict[str, Any]) -> Iterator[F
 
 
 def _config(config: dict[str, Any], model: OnnxModel) -> Iterator[Finding]:
+    kind = _dig(config, "model", "type")
+    ok = isinstance(kind, str) and bool(kind)
+    advice = "" if ok else f'set model.type to "llama" or "decoder" in {CONFIG_FILE}'
+    yield Finding("type", ok, f"{kind}", advice)
+    yield from _context_length(config, model)
     yield from _engine_section(config, model)
     decoder = _section(config, "model", "decoder")
     for key, got in _graph_numbers(model).items():
@@ -139,14 +165,79 @@ def _engine_section(config: dict[str, Any], model: OnnxModel) -> Iterator[Findin
     ok = isinstance(written, int) and written > 0 and static in (None, written)
     advice = "" if ok else f"set engine.dynamic_batching.block_size to {static or 16} in {CONFIG_FILE}"
     yield Finding("block_size", ok, f"graph {static or 'any'}, config {written}", advice)
+    block_size = static or (written if ok else None)
     blocks = batching.get("num_blocks")
-    ok = isinstance(blocks, int) and blocks > 0
-    detail = "missing: on a CPU the engine cannot choose it" if blocks is None else f"{blocks}"
-    if ok and isinstance(written, int):
-        context = _dig(config, "model", "context_length")
-        detail = f"{blocks:,} blocks, {blocks * written:,} tokens of cache for contexts of up to {context} tokens"
-    advice = "" if ok else f"set engine.dynamic_batching.num_blocks, e.g. to 256, in {CONFIG_FILE}"
-    yield Finding("num_blocks", ok, detail, advice)
+    if not isinstance(blocks, int) or blocks <= 0:
+        detail = "missing: on a CPU the engine cannot choose it" if blocks is None else f"{blocks}"
+        advice = f"set engine.dynamic_batching.num_blocks, e.g. to 256, in {CONFIG_FILE}"
+        yield Finding("num_blocks", False, detail, advice)
+    elif block_size is not None:
+        yield _cache_size(blocks, block_size, model)
+
+
+def _cache_size(blocks: int, block_size: int, model: OnnxModel) -> Finding:
+    """Is the cache large enough to be of use, and small enough for this machine?"""
+    tokens, block_bytes = blocks * block_size, _block_bytes(model, block_size)
+    size = f", {blocks * block_bytes / 2**20:,.1f} MiB" if block_bytes else ""
+    detail = f"{counted(blocks, 'block')}, {counted(tokens, 'token')} of cache{size}"
+    setting = f"engine.dynamic_batching.num_blocks in {CONFIG_FILE}"
+    if tokens < ORDINARY_PROMPT:
+        advice = f"too small for an ordinary prompt: set {setting}, e.g. to {-(-2048 // block_size)}"
+        return Finding("num_blocks", False, detail, advice)
+    available = available_bytes()
+    if available is not None and blocks * block_bytes > available:
+        fitting = max(available * 3 // 4 // block_bytes, 1)
+        advice = f"set {setting} to at most {fitting}, or pass --num-blocks {fitting} to octavo generate"
+        return Finding("num_blocks", False, f"{detail}; {available / 2**20:,.0f} MiB of memory are free", advice)
+    return Finding("num_blocks", True, detail)
+
+
+def _block_bytes(model: OnnxModel, block_size: int) -> int:
+    """Bytes of one block in all layers; caches whose size the graph does not tell count nothing."""
+    total = 0
+    for node in model.nodes:
+        for name in ("key_cache", "value_cache"):
+            cache = model.type_of(node.inputs.get(name))
+            sizes = None if cache is None or cache.shape is None else cache.shape[2:]
+            if cache is not None and sizes and all(isinstance(size, int) for size in sizes):
+                width = np.dtype(helper.tensor_dtype_to_np_dtype(cache.element_type)).itemsize
+                total += block_size * math.prod(int(size) for size in sizes if size is not None) * width
+    return total
+
+
+def available_bytes() -> int | None:
+    """Memory that this process may still take: of the machine, or of its container where that is less."""
+    found = []
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        found += [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
+    except (OSError, ValueError, IndexError):
+        pass  # not Linux
+    try:
+        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
+        found.append(max(limit - used, 0))
+    except (OSError, ValueError):
+        pass  # no container, or "max" for no limit
+    return min(found, default=None)
+
+
+def _context_length(config: dict[str, Any], model: OnnxModel) -> Iterator[Finding]:
+    written = _dig(config, "model", "context_length")
+    if not isinstance(written, int) or written <= 0:
+        advice = f"set model.context_length in {CONFIG_FILE}"
+        yield Finding("context_length", False, "missing" if written is None else f"{written}", advice)
+        return
+    tables = [
+        model.type_of(node.inputs.get("cos_cache")) for node in model.nodes if node.attributes.get("do_rotary") == 1
+    ]
+    rows = min((t.shape[0] for t in tables if t is not None and t.shape and isinstance(t.shape[0], int)), default=None)
+    detail = f"{written:,}" if rows is None else f"config {written:,}, cos_cache in the graph {rows:,} rows"
+    advice = ""
+    if rows is not None and written > rows:
+        advice = f"set model.context_length to at most {rows} in {CONFIG_FILE}"
+    elif written < ORDINARY_PROMPT:
+        advice = f"too short for an ordinary prompt: raise model.context_length in {CONFIG_FILE}"
+    yield Finding("context_length", not advice, detail, advice)
 
 
 def _graph_numbers(model: OnnxModel) -> dict[str, int]:
@@ -181,12 +272,10 @@ def _library_setting(decoder: dict[str, Any]) -> Finding:
 def _tokenizer(folder: Path, config: dict[str, Any]) -> Iterator[Finding]:
     vocab_size = _dig(config, "model", "vocab_size")
     try:
-        tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-        ids = [*tokenizer["model"]["vocab"].values(), *(token["id"] for token in tokenizer.get("added_tokens", []))]
-        highest = max(ids)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        yield Finding("tokenizer", False, f"tokenizer files cannot be read: {error!r}", "run octavo convert again")
+        highest = max(_token_ids(read_json(folder / "tokenizer.json")))
+        settings = read_json(folder / "tokenizer_config.json")
+    except OctavoError as error:
+        yield Finding("tokenizer", False, str(error), "run octavo convert again")
         return
     ok = isinstance(vocab_size, int) and highest < vocab_size
     advice = "" if ok else "the tokenizer belongs to another model: convert again"
@@ -199,6 +288,19 @@ def _tokenizer(folder: Path, config: dict[str, Any]) -> Iterator[Finding]:
     has_template = bool(settings.get("chat_template"))
     detail = "present" if has_template else "none: use octavo generate --raw"
     yield Finding("chat template", True, detail)
+
+
+def _token_ids(tokenizer: dict[str, Any]) -> list[int]:
+    vocabulary = _dig(tokenizer, "model", "vocab")
+    added = tokenizer.get("added_tokens", [])
+    if not isinstance(vocabulary, dict) or not vocabulary:
+        raise OctavoError("tokenizer.json has no model.vocab.")
+    if not isinstance(added, list):
+        raise OctavoError("tokenizer.json: added_tokens must be a list.")
+    ids = [*vocabulary.values(), *(_dig(token, "id") for token in added)]
+    if not all(isinstance(token_id, int) for token_id in ids):
+        raise OctavoError("tokenizer.json has tokens whose id is no number.")
+    return ids
 
 
 def _first_step(model: OnnxModel, config: dict[str, Any]) -> Finding:
@@ -251,9 +353,26 @@ def _genai_reads(folder: Path) -> Finding:
     try:
         tokenizer = og.Tokenizer(genai_config(folder))
         count = len(tokenizer.encode("Hello"))
+    except OctavoError as error:
+        return Finding("genai reads it", False, str(error), f"correct that line of {CONFIG_FILE}")
     except Exception as error:
-        return Finding("onnxruntime-genai", False, first_line(error), "convert again")
-    return Finding("genai reads it", count > 0, f"configuration and tokenizer load; 'Hello' is {count} tokens")
+        return Finding("genai reads it", False, first_line(error), "run octavo convert again")
+    return Finding(
+        "genai reads it", count > 0, f"configuration and tokenizer load; 'Hello' is {counted(count, 'token')}"
+    )
+
+
+def _engine_runs(folder: Path, config: dict[str, Any]) -> Finding:
+    why = try_engine(folder)
+    if not why:
+        return Finding("engine", True, "onnxruntime-genai's engine loads the model and generates")
+    kind = _dig(config, "model", "type")
+    advice = "report this message"
+    if "bad_alloc" in why or "memory" in why or "budget" in why:
+        advice = f"lower engine.dynamic_batching.num_blocks in {CONFIG_FILE}"
+    elif kind not in ("llama", "decoder"):
+        advice = f'model.type is "{kind}": if the engine has no such decoder, set it to "decoder" in {CONFIG_FILE}'
+    return Finding("engine", False, why, advice)
 
 
 def _numpy_type(name: str) -> Any:

@@ -3,6 +3,7 @@
 The engine admits a request as soon as its prompt fits the pool of cache blocks, lets it grow, and never takes blocks
 back: when the pool is full, all requests wait for each other for ever. So this module gives the engine only as many
 requests as fit at their longest, puts one back if the engine blocks all the same, and rebuilds an engine that failed.
+An engine that fails before it made any token would only fail again: that is reported, with onnxruntime's reason.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import OctavoError, first_line
-from .genai_folder import read_config
+from .model_folder import read_config
 from .runtime import genai_config
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Answer:
     text: str = ""
     state: str = "waiting"
     problem: str = ""
-    finish_reason: str = ""  # "eos", "max_tokens", ...
+    finish_reason: str = ""  # "eos", "max_generated_tokens", "max_session_tokens", ...
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
     token_ids: list[int] = field(default_factory=list)
@@ -96,6 +97,7 @@ class TextEngine:
         import onnxruntime_genai as og
 
         self._og = og
+        self._is_dead = False
         if hasattr(og, "disable_telemetry_events"):
             og.disable_telemetry_events()
         if threads:
@@ -132,8 +134,11 @@ class TextEngine:
         """Answers all prompts, batched as the engine sees fit; yields an Answer whenever it grew or changed state.
 
         A prompt that cannot run is refused alone. Closing the iterator (or an exception in the caller) frees all.
-        Raises OctavoError where the engine fails twice without progress.
+        Raises OctavoError where the engine fails before the first token, or again without a token in between; its
+        __cause__ is the runtime's own error.
         """
+        if self._is_dead:
+            self._start_engine()
         batch = _Batch(self, sampling or Sampling(), raw)
         try:
             yield from batch.run(prompts)
@@ -144,6 +149,7 @@ class TextEngine:
 
     def _start_engine(self) -> None:
         self.engine = self._og.Engine(self._model)
+        self._is_dead = False
         self.events = self.engine.create_event_buffer(EVENTS_PER_STEP)
         capabilities = self.engine.get_capabilities()
         self._limit = int(capabilities.max_request_length)
@@ -192,7 +198,8 @@ class _Batch:
         self._stuck_steps = 0
         self._silent_steps = 0
         self._closed_until_one_ends = False
-        self._tokens_since_failure = 1
+        self._tokens_since_failure = 0
+        self._was_rebuilt = False
 
     def run(self, prompts: Sequence[str]) -> Iterator[Answer]:
         for index, prompt in enumerate(prompts):
@@ -267,14 +274,14 @@ class _Batch:
         try:
             events = list(engine.engine.run(engine.events))
         except RuntimeError as error:
-            self._recover(first_line(error))
+            self._recover(error)
             return
         progress = False
         for event in events:
             running = self._open.get(event.request)
             if running is None:  # the engine speaks for all requests, e.g. CAPACITY_BLOCKED
                 if event.flags & flags.FAILED and not event.flags & flags.RETRYABLE:
-                    self._recover(str(event.error_code.name))
+                    self._recover(self._failure_of(event))
                     return
                 continue
             answer = running.answer
@@ -290,7 +297,7 @@ class _Batch:
                     self._forget(running)
                     _fail(answer, "the engine cannot serve this request: it needs more cache than there is.")
                 else:
-                    self._recover(str(event.error_code.name))
+                    self._recover(self._failure_of(event))
                     return
             elif event.flags & flags.TURN_FINISHED:
                 progress = True
@@ -334,23 +341,42 @@ class _Batch:
         self._waiting.appendleft(last)
         return last.answer
 
-    def _recover(self, reason: str) -> None:
+    def _failure_of(self, event: Any) -> Exception:
+        """What failed. The event has a code only; the failed engine tells the rest when it is asked to run again."""
+        try:
+            self._engine.engine.run(self._engine.events)
+        except RuntimeError as error:
+            return error
+        return RuntimeError(event.error_code.name)
+
+    def _recover(self, error: Exception) -> None:
         """A new engine for all unfinished requests; they continue from the tokens they have."""
         unfinished = list(self._open.values())
         self._open.clear()
         for running in unfinished:
             running.request = None
         if not self._tokens_since_failure:
+            self._engine._is_dead = True
+            when = "again right after it was rebuilt" if self._was_rebuilt else "before the first token"
             raise OctavoError(
-                f"the engine failed again right after it was rebuilt ({reason}); "
-                f"run `octavo doctor {self._engine.folder}`."
-            )
+                f"the engine failed {when}: {reason(error)} Run `octavo doctor {self._engine.folder}` to find out more."
+            ) from error
         self._tokens_since_failure = 0
+        self._was_rebuilt = True
         self._waiting.extendleft(reversed(unfinished))
         try:
             self._engine._start_engine()
-        except Exception as error:
-            raise OctavoError(f"the engine failed ({reason}) and cannot be rebuilt: {first_line(error)}") from error
+        except Exception as second:
+            self._engine._is_dead = True
+            raise OctavoError(
+                f"the engine failed ({reason(error)}) and cannot be rebuilt: {first_line(second)}"
+            ) from second
+
+
+def reason(error: Exception) -> str:
+    """What onnxruntime said, in one line ended like a sentence: onnxruntime-genai writes it behind "Cause:"."""
+    text = " ".join(str(error).split())
+    return first_line(RuntimeError(text.rpartition(" Cause: ")[2] or type(error).__name__))
 
 
 def _pool(config: dict[str, Any], overrides: dict[str, Any]) -> tuple[int, int]:

@@ -19,3 +19,8 @@ def first_line(error: Exception) -> str:
     """The first line of a runtime's message, ended like a sentence."""
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
     return text if text.endswith((".", "!")) else text + "."
+
+
+def counted(count: int, noun: str) -> str:
+    """ "1 token", "1,234 tokens"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from typing import Any
 
 import numpy as np
 from onnx import TensorProto, helper
 
-from .errors import OctavoError, quoted
+from .errors import OctavoError, counted, quoted
 from .onnx_model import INPUT_NAMES, OnnxModel, PagedNode, ValueType, read_model
 
 # Sizes of the call that stands for a node: one token, one sequence, room for a few more.
@@ -22,8 +23,20 @@ _INT32_INPUTS = {
     "query_positions": (TOKENS,),
     "attention_metadata": (3,),
 }
+_INT_ATTRIBUTES = (
+    "num_heads",
+    "kv_num_heads",
+    "local_window_size",
+    "is_causal",
+    "do_rotary",
+    "rotary_interleaved",
+    "rotary_offset",
+    "v_head_size",
+    "qk_output",
+)
 _FLOAT_ATTRIBUTES = ("scale", "softcap", "qk_norm_epsilon")
 _STRING_ATTRIBUTES = ("k_quant_type", "v_quant_type", "k_cache_dtype", "v_cache_dtype", "kv_cache_layout")
+ATTRIBUTES = (*_INT_ATTRIBUTES, *_FLOAT_ATTRIBUTES, *_STRING_ATTRIBUTES)
 _FLOAT_TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
@@ -38,11 +51,21 @@ def describe(path: str | os.PathLike[str]) -> str:
     groups: dict[str, list[str]] = {}
     for node in model.nodes:
         groups.setdefault(_node_report(model, node), []).append(node.name)
-    parts = [f"{model.path}: {len(model.nodes)} PagedAttention nodes"]
+    parts = [f"{model.path}: {counted(len(model.nodes), 'PagedAttention node')}"]
     for report, names in groups.items():
         title = names[0] if len(names) == 1 else f"{len(names)} nodes alike, {names[0]} to {names[-1]}"
         parts.append(f"{title}\n{report}")
     return "\n\n".join(parts)
+
+
+def unknown_attributes(node: PagedNode) -> dict[str, str]:
+    """Attributes that PagedAttention does not have -> the nearest that it has, or "".
+
+    ONNX Runtime shows a custom operator only the attributes that it asks for by name: a misspelt one is dropped without
+    a word, and the default is used.
+    """
+    unknown = [name for name in node.attributes if name not in ATTRIBUTES]
+    return {name: next(iter(difflib.get_close_matches(name, ATTRIBUTES, 1)), "") for name in unknown}
 
 
 def call_arguments(model: OnnxModel, node: PagedNode) -> dict[str, Any]:
@@ -96,14 +119,19 @@ def call_arguments(model: OnnxModel, node: PagedNode) -> dict[str, Any]:
             arguments[name] = np.zeros(shapes[name], element)
     if arguments["cumulative_sequence_length"] is not None:
         arguments["cumulative_sequence_length"][1:] = TOKENS
-    return arguments | node.attributes
+    return arguments | {name: value for name, value in node.attributes.items() if name in ATTRIBUTES}
 
 
 def _node_report(model: OnnxModel, node: PagedNode) -> str:
+    ignored = [
+        f"  ignored     {name}: PagedAttention has no such attribute, and ONNX Runtime drops it without a word"
+        + (f"; did you mean {nearest}?" if nearest else "")
+        for name, nearest in unknown_attributes(node).items()
+    ]
     try:
         arguments = call_arguments(model, node)
     except OctavoError as error:
-        return f"  cannot be explained: {error}"
+        return "\n".join([f"  cannot be explained: {error}", *ignored])
     try:
         from .attention import explain_call, requested_features
     except ImportError as error:
@@ -113,7 +141,8 @@ def _node_report(model: OnnxModel, node: PagedNode) -> str:
     lines = [
         f"  heads       {arguments['num_heads']} query, {arguments['kv_num_heads']} KV",
         f"  types       {arguments['query'].dtype} with a cache of {_cache_type(arguments)}",
-        f"  blocks      {cache.shape[1]} tokens each",
+        f"  blocks      {counted(cache.shape[1], 'token')} each",
+        *ignored,
     ]
     try:
         features = requested_features(**arguments)
@@ -171,6 +200,8 @@ def _require(model: OnnxModel, node: PagedNode, name: str) -> ValueType:
 
 def _check_attribute_types(node: PagedNode) -> None:
     for name, value in node.attributes.items():
+        if name not in ATTRIBUTES:
+            continue
         wanted = float if name in _FLOAT_ATTRIBUTES else str if name in _STRING_ATTRIBUTES else int
         if not isinstance(value, wanted):
             raise OctavoError(

@@ -1,4 +1,4 @@
-"""The folder that onnxruntime-genai loads a model from: its configuration, and writing it whole or not at all."""
+"""Making the folder that onnxruntime-genai loads a model from: its configuration, and all of it or nothing."""
 
 from __future__ import annotations
 
@@ -13,12 +13,9 @@ from typing import Any
 from .errors import OctavoError
 from .graph import GraphOptions
 from .llama import LlamaConfig
+from .model_folder import CONFIG_FILE
 from .runtime import LIBRARY_NAME
 from .tokenizer import Vocabulary
-
-CONFIG_FILE = "genai_config.json"  # written last: a folder without it is not a model
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-REQUIRED_FILES = (CONFIG_FILE, "model.onnx", *TOKENIZER_FILES)
 
 CACHE_BYTES = 512 << 20  # default size of the key-value cache
 _CACHE_ELEMENT_BYTES = {"float32": 4, "float16": 2}
@@ -67,26 +64,6 @@ def genai_config(config: LlamaConfig, options: GraphOptions, vocabulary: Vocabul
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-
-
-def read_config(model_dir: str | os.PathLike[str]) -> dict[str, Any]:
-    """genai_config.json of a model folder. Raises OctavoError where the folder is not a (whole) model."""
-    folder = Path(model_dir)
-    if not folder.is_dir():
-        what = "is a file; give the folder that octavo convert wrote" if folder.exists() else "does not exist"
-        raise OctavoError(f"{folder} {what}.")
-    missing = [name for name in REQUIRED_FILES if not (folder / name).is_file()]
-    if missing:
-        raise OctavoError(
-            f"{folder} is not a whole model folder: {', '.join(missing)} missing; run octavo convert again."
-        )
-    try:
-        config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise OctavoError(f"{folder / CONFIG_FILE} cannot be read: {error}.") from None
-    if not isinstance(config, dict):
-        raise OctavoError(f"{folder / CONFIG_FILE} must hold a JSON object.")
-    return config
 
 
 @contextmanager

@@ -222,7 +222,8 @@ class GGUFFile:
     def _place_tensors(self, described: list[tuple[str, tuple[int, ...], int, int]]) -> None:
         alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1) or alignment > 1 << 20:
-            raise OctavoError(f"{self.path} is damaged: general.alignment is {quoted(alignment)}, not a power of two.")
+            got = _shown(alignment)
+            raise OctavoError(f"{self.path} is damaged: general.alignment is {got}, not a power of two up to 2^20.")
         start = -(-self._offset // alignment) * alignment
         for name, shape, code, offset in described:
             if name in self.tensors:
@@ -294,6 +295,11 @@ def require_finite(values: np.ndarray, what: str) -> np.ndarray:
     return values
 
 
+def _shown(value: object) -> str:
+    """A metadata value for a message: one line, whatever it is."""
+    return "a list" if isinstance(value, (list, np.ndarray)) else quoted(value)
+
+
 def metadata_value(file: GGUFFile, key: str, kind: Callable[..., Any], default: Any = None) -> Any:
     """Metadata `key`, checked to be of type `kind` (int, float, str, bool).
 
@@ -304,6 +310,5 @@ def metadata_value(file: GGUFFile, key: str, kind: Callable[..., Any], default: 
         raise OctavoError(f"{file.path} has no metadata {quoted(key)}, which a model of this architecture needs.")
     accepted = (int, float) if kind is float else kind
     if not isinstance(value, accepted) or (kind is not bool and isinstance(value, bool)):
-        got = "a list" if isinstance(value, (list, np.ndarray)) else quoted(value)
-        raise OctavoError(f"{file.path}: metadata {quoted(key)} must be of type {kind.__name__}, got {got}.")
+        raise OctavoError(f"{file.path}: metadata {quoted(key)} must be of type {kind.__name__}, got {_shown(value)}.")
     return value

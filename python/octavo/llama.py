@@ -132,7 +132,7 @@ def read_config(file: GGUFFile, context_length: int | None = None) -> LlamaConfi
         context_length=_context_length(file, context_length),
         vocab_size=file.tensor("token_embd.weight").shape[0],
         norm_epsilon=_positive(file, "llama.attention.layer_norm_rms_epsilon"),
-        local_window_size=metadata_value(file, "llama.attention.sliding_window", int, -1) or -1,
+        local_window_size=_local_window_size(file),
         tied_head="output.weight" not in file.tensors,
     )
     _check_tensors(file, config)
@@ -175,8 +175,9 @@ def _check_architecture(file: GGUFFile) -> None:
             f"octavo convert supports {', '.join(SUPPORTED_ARCHITECTURES)}."
         )
     for key, harmless in _REFUSED_UNLESS.items():
-        if key in file.metadata and file.metadata[key] not in harmless:
-            raise OctavoError(f"{file.path}: {key} = {quoted(file.metadata[key])} is not supported by octavo convert.")
+        value = metadata_value(file, key, type(harmless[0]), harmless[0])
+        if value not in harmless:
+            raise OctavoError(f"{file.path}: {key} = {quoted(value)} is not supported by octavo convert.")
 
 
 def _size(file: GGUFFile, key: str, default: int | None = None) -> int:
@@ -191,6 +192,15 @@ def _positive(file: GGUFFile, key: str, default: float | None = None) -> float:
     if not math.isfinite(value) or value <= 0:
         raise OctavoError(f"{file.path}: {key} is {value}; it must be positive and finite.")
     return value
+
+
+def _local_window_size(file: GGUFFile) -> int:
+    window = metadata_value(file, "llama.attention.sliding_window", int, 0)
+    if not 0 <= window <= MAX_CONTEXT_LENGTH:
+        raise OctavoError(
+            f"{file.path}: llama.attention.sliding_window is {window:,}; it must be 0 (none) to {MAX_CONTEXT_LENGTH:,}."
+        )
+    return window or -1
 
 
 def _context_length(file: GGUFFile, requested: int | None) -> int:

@@ -13,9 +13,19 @@ from rich.rule import Rule
 from rich.text import Text
 
 from .engine import Answer
+from .errors import counted
 
 LIVE_LINES = 2  # of each growing answer
 REFRESH_PER_SECOND = 12
+STOPS = {  # the engine's reasons that cut an answer short
+    "max_generated_tokens": "stopped at --max-tokens",
+    "max_session_tokens": "stopped where context or cache was full",
+}
+
+
+def _cut_mark(answer: Answer) -> str:
+    """What follows a text that was cut short; empty for others."""
+    return f" … [{STOPS[answer.finish_reason]}]" if answer.finish_reason in STOPS else ""
 
 
 class Tally:
@@ -41,10 +51,14 @@ class Tally:
         prompt = sum(answer.prompt_tokens for answer in self.answers.values() if answer.state != "refused")
         cached = sum(answer.cached_prompt_tokens for answer in self.answers.values())
         reused = f" ({cached:,} from the prefix cache)" if cached else ""
+        stopped = ""
+        for reason, words in STOPS.items():
+            cut = sum(answer.finish_reason == reason for answer in self.answers.values())
+            stopped += f"; {counted(cut, 'answer')} {words}" if cut else ""
         first = "" if self._first_token is None else f", first after {self._first_token:.2f} s"
         return (
-            f"{generated:,} tokens in {seconds:.2f} s: {generated / seconds:.1f} tokens/s{first}; "
-            f"{prompt:,} prompt tokens{reused}, {len(self.answers)} {'prompt' if len(self.answers) == 1 else 'prompts'}"
+            f"{counted(generated, 'token')} in {seconds:.2f} s: {generated / seconds:.1f} tokens/s{first}; "
+            f"{counted(prompt, 'prompt token')}{reused}, {counted(len(self.answers), 'prompt')}{stopped}"
         )
 
 
@@ -52,8 +66,9 @@ def show(answers: Iterable[Answer], count: int, tally: Tally, out: TextIO | None
     """Shows answers as they come and counts them in `tally`.
 
     One prompt: its text as it grows. Several, on a terminal: growing answers in a live area, finished ones above it.
-    Several, elsewhere: one "[number] text" block for each when it is finished. Problems go to stderr. When the run is
-    interrupted, unfinished answers are shown as far as they got.
+    Several, elsewhere: "[number] prompt" and the text below it, for each when it is finished. On a terminal, answers
+    that were cut short are marked. Problems go to stderr. When the run is interrupted, unfinished answers are shown as
+    far as they got.
     """
     out = out or sys.stdout
     if count == 1:
@@ -72,6 +87,8 @@ def _show_one(answers: Iterable[Answer], tally: Tally, out: TextIO) -> None:
             out.write(answer.text[shown:])
             out.flush()
             shown = len(answer.text)
+            if out.isatty():
+                out.write(_cut_mark(answer))
             _report(answer, numbered=False)
     finally:
         if shown:
@@ -84,7 +101,7 @@ def _show_blocks(answers: Iterable[Answer], tally: Tally, out: TextIO) -> None:
 
     def write(answer: Answer) -> None:
         written.add(answer.index)
-        out.write(f"[{answer.index + 1}] {answer.text}\n\n")
+        out.write(f"{_title(answer)}\n{answer.text}\n\n")
         out.flush()
 
     try:
@@ -105,7 +122,8 @@ def _show_live(answers: Iterable[Answer], tally: Tally, console: Console) -> Non
     def finish(answer: Answer) -> None:
         printed.add(answer.index)
         console.print(Rule(Text(_title(answer)), align="left", style="dim"))
-        console.print(Text(answer.text))
+        text = Text(answer.text)
+        console.print(text.append(_cut_mark(answer), style="dim"))
 
     # The live area is drawn by a thread of its own, a few times a second, whatever the speed of generation.
     with Live(
@@ -146,6 +164,7 @@ def _growing(tally: Tally, console: Console) -> Group:
 
 
 def _title(answer: Answer) -> str:
+    """The number and the prompt, on one line and short."""
     prompt = " ".join(answer.prompt.split())
     return f"[{answer.index + 1}] {prompt if len(prompt) <= 60 else prompt[:59] + '…'}"
 

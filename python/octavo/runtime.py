@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import OctavoError, first_line
+from .model_folder import CONFIG_FILE, read_config
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -85,8 +86,6 @@ def genai_config(model_dir: str | os.PathLike[str], **overrides: Any) -> onnxrun
 
     Raises OctavoError where the folder is not a whole model or the library is absent.
     """
-    from .genai_folder import read_config
-
     read_config(model_dir)
     library = preload()
     import onnxruntime_genai as og
@@ -97,6 +96,6 @@ def genai_config(model_dir: str | os.PathLike[str], **overrides: Any) -> onnxrun
         if overrides:
             config.overlay(json.dumps(overrides))
     except Exception as error:  # onnxruntime-genai has no exception class of its own
-        file = Path(model_dir) / "genai_config.json"
+        file = Path(model_dir) / CONFIG_FILE
         raise OctavoError(f"onnxruntime-genai refused {file}: {first_line(error)}") from error
     return config

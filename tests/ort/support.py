@@ -88,7 +88,7 @@ class Case:
 
     def expected_output_shape(self) -> tuple[int, int]:
         """Of output 0."""
-        width = self.attributes.get("v_head_size", 0) or self.head_size
+        width = (self.is_latent and self.attributes.get("v_head_size", 0)) or self.head_size
         return self.inputs["query"].shape[0], self.attributes["num_heads"] * width
 
 
@@ -275,9 +275,11 @@ def make_session(
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def run_bound(session: onnxruntime.InferenceSession, case: Case, in_place: bool = True) -> dict[str, np.ndarray]:
-    """Runs the case with every buffer bound, so that all element types pass. The caches of `case` are updated when
-    `in_place`; otherwise the cache outputs get buffers of their own."""
+def bind(
+    session: onnxruntime.InferenceSession, case: Case, in_place: bool = True
+) -> tuple[onnxruntime.IOBinding, dict[str, np.ndarray]]:
+    """A binding of every input and output, so that all element types pass, and the output buffers. The caches of `case`
+    are updated when `in_place`; otherwise the cache outputs get buffers of their own."""
     binding = session.io_binding()
     case.inputs = {name: np.ascontiguousarray(value) for name, value in case.inputs.items()}
     for name, value in case.inputs.items():
@@ -292,6 +294,12 @@ def run_bound(session: onnxruntime.InferenceSession, case: Case, in_place: bool 
             results[output.name] = results[output.name].reshape(shape)
         buffer = results[output.name]
         binding.bind_output(output.name, "cpu", 0, ONNX_TYPES[dtype], list(shape), buffer.ctypes.data)
+    return binding, results
+
+
+def run_bound(session: onnxruntime.InferenceSession, case: Case, in_place: bool = True) -> dict[str, np.ndarray]:
+    """Runs the case with the buffers of bind(); returns the outputs."""
+    binding, results = bind(session, case, in_place)
     session.run_with_iobinding(binding)
     return results
 

@@ -72,8 +72,20 @@ def test_plain_run_gives_fresh_caches(rng: np.random.Generator) -> None:
     assert case.inputs["key_cache"].tobytes() == before.tobytes()
 
 
-def test_a_cache_bound_to_the_other_cache_is_refused(rng: np.random.Generator) -> None:
-    """Risk: one cache overwrites the other, silently."""
+@pytest.mark.parametrize(
+    ("key_cache_out", "value_cache_out", "text"),
+    [
+        ("value_cache", "key_cache", "key_cache_out: must not be bound to the buffer of value_cache"),
+        ("value_cache", "spare", "key_cache_out: must not be bound to the buffer of value_cache"),
+        ("key_cache", "key_cache", "value_cache_out: must not be bound to the buffer of key_cache"),
+        ("spare", "key_cache", "value_cache_out: must not be bound to the buffer of key_cache"),
+        ("spare", "spare", r"\[D16\]"),
+    ],
+)
+def test_caches_bound_to_one_buffer_are_refused(
+    rng: np.random.Generator, key_cache_out: str, value_cache_out: str, text: str
+) -> None:
+    """Risk: one cache overwrites the other, silently, or before the mistake is found."""
     case = make_case(rng)
     session = make_session(make_model(case))
     binding = session.io_binding()
@@ -81,10 +93,14 @@ def test_a_cache_bound_to_the_other_cache_is_refused(rng: np.random.Generator) -
     for name, value in values.items():
         binding.bind_ortvalue_input(name, value)
     binding.bind_output("output", "cpu")
-    binding.bind_ortvalue_output("key_cache_out", values["value_cache"])
-    binding.bind_ortvalue_output("value_cache_out", values["key_cache"])
-    with pytest.raises(Exception, match=r"key_cache_out\) is bound to the buffer of value_cache"):
+    values["spare"] = onnxruntime.OrtValue.ortvalue_from_numpy(np.full_like(case.inputs["key_cache"], 7))
+    binding.bind_ortvalue_output("key_cache_out", values[key_cache_out])
+    binding.bind_ortvalue_output("value_cache_out", values[value_cache_out])
+    before = {name: value.numpy().tobytes() for name, value in values.items()}
+    with pytest.raises(Exception, match=text):
         session.run_with_iobinding(binding)
+    for name, value in values.items():
+        assert value.numpy().tobytes() == before[name], f"{name} was written before the call was refused"
 
 
 def paged_node(inputs: list[str], outputs: list[str], case: Case):

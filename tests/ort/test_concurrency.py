@@ -85,12 +85,13 @@ exact_memory = pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""),
 
 
 def resident_bytes() -> int:
-    """Of this process, free memory of its heap given back: earlier tests leave megabytes in which a leak would hide."""
+    """Memory that this process itself has filled (pages of files come and go with their cache), free memory of its heap
+    given back: earlier tests leave megabytes in which a leak would hide."""
     ctypes.CDLL(None).malloc_trim(0)
     for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS"):
+        if line.startswith("RssAnon"):
             return int(line.split()[1]) * 1024
-    raise AssertionError("/proc/self/status has no VmRSS")
+    raise AssertionError("/proc/self/status has no RssAnon")
 
 
 @exact_memory

@@ -59,12 +59,13 @@ def mutate(data: bytes, rng: np.random.Generator) -> bytes:
 
 
 def originals(folder: Path) -> list[bytes]:
-    """One small valid file of each kind."""
+    """One small valid file of each kind, with and without the optional keys."""
     shape = TinyShape(layers=1, hidden=32, feed=32, heads=2, kv_heads=1, head_size=16)
     files = []
-    for kind in KINDS:
-        write_tiny_gguf(folder / f"{kind}.gguf", shape, kind)
-        files.append((folder / f"{kind}.gguf").read_bytes())
+    for kind, optional_keys in itertools.product(KINDS, (False, True)):
+        path = folder / f"{kind}-{optional_keys}.gguf"
+        write_tiny_gguf(path, shape, kind, optional_keys=optional_keys)
+        files.append(path.read_bytes())
     return files
 
 

@@ -64,11 +64,17 @@ def byte_tokens() -> list[str]:
 
 
 def write_tiny_gguf(
-    path: Path, shape: TinyShape, kind: str = "F32", seed: int = 0, architecture: str = "llama"
+    path: Path,
+    shape: TinyShape,
+    kind: str = "F32",
+    seed: int = 0,
+    architecture: str = "llama",
+    optional_keys: bool = False,
 ) -> dict[str, np.ndarray]:
     """Writes a random model and returns its tensors as float32, as the file stores them (q and k rows interleaved).
 
     kind: how matrices are stored ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0"); norms and biases are float32.
+    optional_keys: also writes every optional key that octavo looks at, with values that change nothing.
     """
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, architecture)
@@ -93,6 +99,23 @@ def write_tiny_gguf(
     writer.add_token_merges(["h e", "\u0120 t", "\u0120t he"])
     writer.add_eos_token_id(256)
     writer.add_bos_token_id(257)
+
+    if optional_keys:
+        writer.add_uint32("general.alignment", 32)
+        writer.add_uint32("llama.expert_count", 0)
+        for key in ("attention.scale", "attention.clamp_kqv"):
+            writer.add_float32(f"llama.{key}", 0.0)
+        for key in ("embedding_scale", "residual_scale", "logit_scale", "rope.scaling.factor"):
+            writer.add_float32(f"llama.{key}", 1.0)
+        writer.add_bool("llama.attention.causal", True)
+        writer.add_uint32("llama.attention.sliding_window", 0)
+        writer.add_string("llama.rope.scaling.type", "linear")
+        writer.add_pad_token_id(258)
+        writer.add_unk_token_id(259)
+        writer.add_eot_token_id(256)
+        writer.add_add_bos_token(True)
+        writer.add_add_space_prefix(False)
+        writer.add_chat_template("{% for m in messages %}{{ m.content }}{% endfor %}")
 
     stored: dict[str, np.ndarray] = {}
 

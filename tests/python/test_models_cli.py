@@ -13,10 +13,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import onnx
 import pytest
 from models_support import TinyShape, require_library, write_tiny_gguf
 
+import octavo.cli
 import octavo.runtime
+import octavo.trial
 from octavo import __version__
 from octavo.convert import convert
 from octavo.graph import GraphOptions
@@ -98,7 +101,7 @@ def test_bad_files_get_one_sentence(run: Run, tmp_path: Path) -> None:
     (tmp_path / "zip.gguf").write_bytes(b"PK\x03\x04")
     assert "not a GGUF file" in sentence(run("convert", "zip.gguf", "out"))
     assert "No such file" in sentence(run("convert", "absent.gguf", "out"))
-    assert "does not exist" in sentence(run("generate", "absent", "--prompt", "x"))
+    assert "does not exist; check the path" in sentence(run("generate", "absent", "--prompt", "x"))
     assert "is a file" in sentence(run("generate", "zip.gguf", "--prompt", "x"))
     assert "not an ONNX file" in sentence(run("explain", "zip.gguf"))
     assert "cannot be read" in sentence(run("generate", "m", "--prompts-file", "absent.txt"))
@@ -118,7 +121,8 @@ def test_a_half_written_folder_is_no_model(run: Run, model_dir: Path, tmp_path: 
 def test_convert_then_generate(run: Run, library: None, tmp_path: Path) -> None:
     write_tiny_gguf(tmp_path / "tiny.gguf", TinyShape(), "Q4_1")
     done = run("convert", "tiny.gguf", "out")
-    assert done.returncode == 0 and "octavo generate out" in done.stdout
+    assert done.returncode == 0, done.stderr
+    assert f"Next: {sys.executable} -m octavo generate out --prompt " in done.stdout
     assert "--force" in sentence(run("convert", "tiny.gguf", "out"))
     done = run("generate", "out", "--prompt", "the", "--raw", "--max-tokens", "8")
     assert done.returncode == 0 and "8 tokens in" in done.stderr and "tokens/s" in done.stderr
@@ -139,15 +143,17 @@ def test_prompts_from_everywhere(run: Run, library: None, model_dir: Path, tmp_p
     )
     done = run(*arguments, "-", input="from a pipe\n")
     assert done.returncode == 0, done.stderr
-    assert sorted(line[:3] for line in done.stdout.splitlines() if line.startswith("[")) == ["[1]", "[2]", "[3]", "[4]"]
-    assert "4 prompts" in done.stderr
+    titles = sorted(line for line in done.stdout.splitlines() if line.startswith("["))
+    assert titles == ["[1] one", "[2] the first", "[3] he second", "[4] from a pipe"]
+    assert "4 prompts" in done.stderr and "4 answers stopped at --max-tokens" in done.stderr
+    assert "[stopped" not in done.stdout  # which is for other programs
 
 
 def test_a_prompt_that_does_not_fit_fails_alone(run: Run, library: None, model_dir: Path) -> None:
     done = run("generate", model_dir, "--raw", "--max-tokens", "4", "--prompt", "x" * 20_000, "--prompt", "the")
     assert done.returncode == 1
     assert "prompt 1: the prompt has 20,000 tokens" in done.stderr and "num_blocks" in done.stderr
-    assert done.stdout.startswith("[2] ")
+    assert done.stdout.startswith("[2] the\n")
 
 
 def test_without_the_library(run: Run, model_dir: Path, tmp_path: Path) -> None:
@@ -230,6 +236,46 @@ def test_a_terminal_shows_answers_live(library: None, model_dir: Path) -> None:
         assert process.wait(SECONDS) == 0
     os.close(master)
     assert all(f"[{number}] ".encode() in output for number in (1, 2, 3))
+    assert output.count(b"[stopped at --max-tokens]") == 3
+
+
+def test_a_full_disk_is_one_sentence(run: Run, library: None, model_dir: Path) -> None:
+    """/dev/full takes nothing; what is left in Python's buffer must not fail once more at exit."""
+    generate = ("generate", model_dir, "--raw", "--max-tokens", 4, "--prompt", "the")
+    commands: list[tuple[object, ...]] = [
+        generate,
+        (*generate, "--prompt", "he"),
+        ("explain", model_dir / "model.onnx"),
+    ]
+    for arguments in [*commands, ("doctor", model_dir)]:
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(
+                command(*arguments), stdout=full, stderr=subprocess.PIPE, text=True, timeout=SECONDS, check=False
+            )
+        assert done.returncode == 1, done.stderr
+        last = done.stderr.splitlines()[-1]
+        assert last == "octavo: the output cannot be written: No space left on device."
+        assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+
+
+def test_next_lines_work_as_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """octavo is often not on the PATH: make demo runs .venv/bin/octavo."""
+    program = tmp_path / ".venv/bin/octavo"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [".venv/bin/octavo", "demo"])
+    monkeypatch.setenv("PATH", "/usr/bin")
+    assert octavo.cli._next_line(Path("my models/m")).startswith(
+        "Next: .venv/bin/octavo generate 'my models/m' --prompt"
+    )
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert octavo.cli._next_line(Path("m")).startswith("Next: octavo generate m ")
+    monkeypatch.chdir("/")
+    monkeypatch.setattr(sys, "argv", [str(program)])
+    monkeypatch.setenv("PATH", "/usr/bin")
+    assert octavo.cli._next_line(Path("m")).startswith(f"Next: {program} generate m ")
 
 
 def test_a_closed_pipe_is_no_traceback(library: None, model_dir: Path) -> None:
@@ -240,7 +286,7 @@ def test_a_closed_pipe_is_no_traceback(library: None, model_dir: Path) -> None:
         process.stdout.close()
         errors = process.stderr.read()
         assert process.wait(SECONDS) != 0
-    assert b"Traceback" not in errors
+    assert b"Traceback" not in errors and b"octavo: the output cannot be written: Broken pipe." in errors
 
 
 class TestDoctor:
@@ -263,7 +309,8 @@ class TestDoctor:
 
     def test_a_good_folder(self, run: Run, folder: Path) -> None:
         done = run("doctor", folder)
-        assert done.returncode == 0 and "No problems found" in done.stdout and "one token" in done.stdout
+        assert done.returncode == 0 and "No problems found" in done.stdout
+        assert "one token" in done.stdout and "loads the model and generates" in done.stdout
 
     @pytest.mark.parametrize(
         ("change", "words"),
@@ -282,6 +329,15 @@ class TestDoctor:
                 "custom_ops_library: /opt/lib.so",
             ),
             (lambda c: c["model"].update(surprise=1), "surprise"),
+            (lambda c: c["model"].update(context_length=20_000), "context_length to at most 16384"),
+            (lambda c: c["model"].update(context_length=3), "raise model.context_length"),
+            (lambda c: c["model"].pop("context_length"), "set model.context_length"),
+            (lambda c: c["model"].pop("type"), 'set model.type to "llama"'),
+            (lambda c: c["model"].update(type="phi9"), "Unsupported model_type in config.json: phi9"),
+            (lambda c: c["engine"]["dynamic_batching"].update(num_blocks=3), "too small for an ordinary prompt"),
+            (lambda c: c["engine"]["dynamic_batching"].update(num_blocks=10**9), "of memory are free"),
+            (lambda c: c["engine"]["dynamic_batching"].update(surprise=1), "correct that line"),
+            (lambda c: c["model"]["decoder"].update(filename="modle.onnx"), "correct model.decoder.filename"),
         ],
     )
     def test_configuration(self, run: Run, folder: Path, change: Callable[[dict], object], words: str) -> None:
@@ -310,6 +366,51 @@ class TestDoctor:
         path.write_text(json.dumps(tokenizer))
         done = run("doctor", folder)
         assert done.returncode == 1 and "another model" in done.stdout
+        path.write_text('{"version": "1.0"}')
+        assert "tokenizer.json has no model.vocab." in run("doctor", folder).stdout
+
+    def test_a_misspelt_attribute(self, run: Run, folder: Path) -> None:
+        path = folder / "model.onnx"
+        model = onnx.load(path, load_external_data=False)
+        for node in model.graph.node:
+            if node.op_type == "PagedAttention":
+                node.attribute.append(onnx.helper.make_attribute("local_windows_size", 4))
+        path.write_bytes(model.SerializeToString())
+        done = run("doctor", folder)
+        assert done.returncode == 1 and "rename it local_window_size" in " ".join(done.stdout.split())
+
+    def test_a_mistake_in_the_configuration_names_its_line(self, run: Run, folder: Path) -> None:
+        path = folder / "genai_config.json"
+        path.write_text(path.read_text().replace('"type"', "type", 1))
+        done = run("doctor", folder)
+        assert done.returncode == 1 and "fix line 3" in " ".join(done.stdout.split())
+        assert "octavo convert" not in done.stdout
+
+    def test_long_paths_are_folded(self, run: Run, tmp_path: Path) -> None:
+        long = "x" * 200
+        done = run("doctor", tmp_path / long, env={**os.environ, "COLUMNS": "80"})
+        assert done.stdout.count("x") >= 200 and "…" not in done.stdout
+
+    @pytest.mark.parametrize(
+        ("program", "words"),
+        [
+            ("import os; os.abort()", "ended by SIGABRT"),
+            ("import time; time.sleep(60)", "no answer within 1 seconds"),
+            ("import sys; sys.exit(3)", "code 3"),
+            ("print('noise')\nprint('octavo-trial:\"why.\"')", "why."),
+            ("print('octavo-trial:\"\"')", ""),
+        ],
+    )
+    def test_an_engine_that_kills_its_process(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, words: str
+    ) -> None:
+        """A stand-in for Python plays the runtime that dies."""
+        stand_in = tmp_path / "python"
+        stand_in.write_text(f"#!{sys.executable}\n{program}\n")
+        stand_in.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(stand_in))
+        why = octavo.trial.try_engine(tmp_path, timeout=1)
+        assert words in why and bool(words) == bool(why)
 
 
 class TestExplain:

@@ -21,8 +21,8 @@ from models_support import (
 import octavo.convert
 from octavo.convert import convert
 from octavo.errors import OctavoError
-from octavo.genai_folder import REQUIRED_FILES
 from octavo.graph import GraphOptions
+from octavo.model_folder import REQUIRED_FILES
 
 TOLERANCE = 1e-5  # of the range of the logits; float32 sums of these sizes err by 1e-6
 SHAPES = {

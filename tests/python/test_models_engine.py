@@ -130,22 +130,32 @@ def _fail_on(engine: TextEngine, failing_calls: set[int]) -> None:
 
 def test_a_failed_engine_is_rebuilt(model_dir: Path, alone: list[list[int]]) -> None:
     engine = TextEngine(model_dir)
-    _fail_on(engine, {0, 7, 15})
+    _fail_on(engine, {3, 9, 15})
     assert tokens(engine, PROMPTS) == alone
 
 
 def test_an_engine_that_fails_again_is_reported(model_dir: Path) -> None:
     engine = TextEngine(model_dir)
     _fail_on(engine, {4, 5})
-    with pytest.raises(OctavoError, match=r"failed again.*no longer healthy.*octavo doctor"):
+    with pytest.raises(OctavoError, match=r"failed again right after it was rebuilt: test\. .*octavo doctor"):
         tokens(engine, PROMPTS)
 
 
 def test_a_real_failure_of_the_engine_is_reported(model_dir: Path) -> None:
-    """A block_size unlike the graph's makes every step fail inside onnxruntime."""
+    """A block_size unlike the graph's makes every step fail inside onnxruntime: its reason is told, at once."""
     engine = TextEngine(model_dir, overrides={"engine": {"dynamic_batching": {"block_size": 32}}})
-    with pytest.raises(OctavoError, match="octavo doctor"):
+    first = engine.engine
+    with pytest.raises(OctavoError, match=r"before the first token: .*Got: 32 Expected: 16.*octavo doctor"):
         tokens(engine, PROMPTS)
+    assert engine.engine is first  # not rebuilt in vain
+
+
+def test_an_engine_is_usable_after_a_failure(model_dir: Path, alone: list[list[int]]) -> None:
+    engine = TextEngine(model_dir)
+    _fail_on(engine, {0})
+    with pytest.raises(OctavoError, match="before the first token"):
+        tokens(engine, PROMPTS)
+    assert tokens(engine, PROMPTS) == alone
 
 
 def test_closing_early_frees_everything(model_dir: Path, alone: list[list[int]]) -> None:

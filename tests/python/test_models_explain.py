@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+import octavo
 from octavo.errors import OctavoError
-from octavo.explain import describe
+from octavo.explain import ATTRIBUTES, describe, unknown_attributes
+from octavo.onnx_model import read_model
 
 pytest.importorskip("octavo._core", reason="octavo's compiled extension is not installed")
 
@@ -137,7 +140,6 @@ def test_features_are_named_and_a_backend_is_taken(tmp_path: Path, name: str) ->
         ({"do_rotary": 1}, "cos_cache"),
         ({"num_heads": 7}, "num_heads"),
         ({"num_heads": 0}, "num_heads must be a positive number"),
-        ({"sotfcap": 1}, "sotfcap"),
         ({"softcap": 1}, "softcap must be of type float"),
         ({"cache_width": 0}, "head size"),
     ],
@@ -145,6 +147,21 @@ def test_features_are_named_and_a_backend_is_taken(tmp_path: Path, name: str) ->
 def test_what_octavo_would_refuse_is_said(tmp_path: Path, options: dict[str, Any], words: str) -> None:
     report = describe(graph(tmp_path / "m.onnx", **options))
     assert words in report and ("refused" in report or "cannot be explained" in report), report
+
+
+def test_misspelt_attributes_are_listed(tmp_path: Path) -> None:
+    """ONNX Runtime drops them without a word; the rest of the node is explained as it will run."""
+    path = graph(tmp_path / "m.onnx", sotfcap=30.0, zebra=[1], softcap=20.0)
+    report = describe(path)
+    assert "ignored     sotfcap" in report and "did you mean softcap?" in report
+    assert "ignored     zebra" in report and report.count("did you mean") == 1
+    assert "features" in report and "backend     cpu" in report
+    assert unknown_attributes(read_model(path).nodes[0]) == {"sotfcap": "softcap", "zebra": ""}
+
+
+def test_every_attribute_of_the_operator_is_known() -> None:
+    assert set(ATTRIBUTES) < set(inspect.signature(octavo.paged_attention).parameters)
+    assert len(ATTRIBUTES) == 17
 
 
 def test_models_without_paged_attention(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from models_support import TinyShape, write_tiny_gguf
 
+from octavo.convert import convert
 from octavo.errors import OctavoError
 from octavo.gguf_reader import GGUFFile
 from octavo.llama import half_rotation_order, read_config
@@ -145,6 +146,18 @@ def _with_metadata(path: Path, **changes: object) -> None:
         ("llama__attention__layer_norm_rms_epsilon", ("add_float32", float("nan")), "positive and finite"),
         ("llama__embedding_length", ("add_uint32", 64), "its metadata imply"),
         ("llama__expert_count", ("add_uint32", 8), "expert_count = 8"),
+        ("llama__expert_count", ("add_array", [0, 0]), "'llama.expert_count' must be of type int, got a list"),
+        ("llama__attention__scale", ("add_array", [0.5]), "'llama.attention.scale' must be of type float, got a list"),
+        (
+            "llama__attention__causal",
+            ("add_array", [True]),
+            "'llama.attention.causal' must be of type bool, got a list",
+        ),
+        ("llama__attention__causal", ("add_bool", False), "attention.causal = False is not supported"),
+        ("llama__logit_scale", ("add_string", "1"), "'llama.logit_scale' must be of type float, got '1'"),
+        ("llama__attention__sliding_window", ("add_uint64", 2**63), "must be 0 (none) to"),
+        ("llama__attention__sliding_window", ("add_int32", -7), "sliding_window is -7"),
+        ("general__alignment", ("add_array", list(range(40))), "general.alignment is a list"),
         ("llama__rope__scaling__type", ("add_string", "yarn"), "yarn"),
         ("llama__rope__dimension_count", ("add_uint32", 15), "must be even"),
     ],
@@ -204,6 +217,14 @@ def test_rounded_formats_stay_within_half_a_step(tmp_path: Path, is_head: bool, 
 def test_row_order_of_partly_rotated_heads() -> None:
     """Two heads of 8 channels, 4 of them rotated: even rows, odd rows, then the rest, head by head."""
     assert half_rotation_order(2, 8, 4).tolist() == [0, 2, 1, 3, 4, 5, 6, 7, 8, 10, 9, 11, 12, 13, 14, 15]
+
+
+def test_fuzzing_starts_from_files_that_convert(tmp_path: Path) -> None:
+    """Guards the test below: damage to a file that is refused anyway finds nothing."""
+    for index, data in enumerate(fuzz_gguf.originals(tmp_path)):
+        path = tmp_path / f"{index}.gguf"
+        path.write_bytes(data)
+        convert(path, tmp_path / f"model{index}")
 
 
 def test_fuzzed_files_are_refused_or_right(tmp_path: Path) -> None:

@@ -1,0 +1,49 @@
+"""What a model folder holds, and reading its configuration."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from .errors import OctavoError
+
+CONFIG_FILE = "genai_config.json"  # written last: a folder without it is not a model
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+REQUIRED_FILES = (CONFIG_FILE, "model.onnx", *TOKENIZER_FILES)
+
+
+def read_config(model_dir: str | os.PathLike[str]) -> dict[str, Any]:
+    """genai_config.json of a model folder. Raises OctavoError where the folder is not a (whole) model."""
+    folder = Path(model_dir)
+    if not folder.is_dir():
+        what = (
+            "is a file; give the folder that octavo convert wrote"
+            if folder.exists()
+            else "does not exist; check the path"
+        )
+        raise OctavoError(f"{folder} {what}.")
+    missing = [name for name in REQUIRED_FILES if not (folder / name).is_file()]
+    if missing:
+        raise OctavoError(
+            f"{folder} is not a whole model folder: {', '.join(missing)} missing; run octavo convert again."
+        )
+    return read_json(folder / CONFIG_FILE)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object in a file. Raises OctavoError where it is none, with the line of the mistake."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise OctavoError(
+            f"{file} is not valid JSON: {error.msg} (column {error.colno}); fix line {error.lineno}."
+        ) from None
+    except OSError as error:
+        raise OctavoError(f"{file} cannot be read: {error.strerror or error}.") from error
+    except ValueError:
+        raise OctavoError(f"{file} is not UTF-8 text.") from None
+    if not isinstance(content, dict):
+        raise OctavoError(f"{file} must hold a JSON object.")
+    return content
