@@ -150,6 +150,13 @@ Status read_attributes(const OrtApi& api, const OrtKernelInfo* info, Attributes&
   return error.take();
 }
 
+// Whether the model holds the input's value.
+bool is_initializer(const OrtApi& api, const OrtKernelInfo* info, std::size_t input) {
+  int constant = 0;
+  const OrtValue* value = nullptr;
+  return succeeded(api, api.KernelInfoGetConstantInput_tensor(info, input, &constant, &value)) && constant != 0;
+}
+
 Status read_outputs(const OrtApi& api, const OrtKernelInfo* info, const Attributes& attributes, OutputSet& outputs) {
   std::array<bool, kOutputCount> named{};
   std::size_t count = 0;
@@ -175,6 +182,15 @@ Status read_outputs(const OrtApi& api, const OrtKernelInfo* info, const Attribut
         (named[kKeyCacheOut] ? "key_cache_out" : "value_cache_out") + "; name both or neither");
   }
   outputs.cache_outputs = named[kKeyCacheOut];
+  if (!outputs.cache_outputs) {
+    for (const std::size_t input : {kKeyCache, kValueCache}) {
+      if (!is_initializer(api, info, input)) continue;
+      return Status::invalid_argument(
+          std::string(input == kKeyCache ? "key_cache" : "value_cache") +
+          " must not be an initializer in a node without cache outputs, which updates it in place: each run would "
+          "change the model's constant; make it a graph input, or name outputs 1 and 2");
+    }
+  }
 
   outputs.output_qk = named[kOutputQk];
   if (outputs.output_qk != (attributes.qk_output != 0)) {

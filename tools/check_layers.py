@@ -56,7 +56,7 @@ RULES = (
     Rule("src/contract/", ("include/",)),
     Rule("src/dispatch/", ("include/", "src/contract/")),
     Rule("src/backends.cc", ("include/", "src/dispatch/backend.h", "src/cpu/backend.h", "src/cuda/backend.h")),
-    Rule("src/executor.cc", ("include/",), ("openmp",)),
+    Rule("src/executor.cc", ("include/",), ("openmp", "system")),
     Rule("src/cpu/", ("include/", "src/contract/", "src/dispatch/backend.h"), ("highway", "intrinsics")),
     # The vocabulary of kernels knows no kernel; a kernel knows no other one, only the backend that launches them does.
     Rule("src/cuda/device/", ("include/", "src/cuda/call.h"), ("cuda",)),

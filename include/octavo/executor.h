@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 namespace octavo {
 
@@ -22,7 +23,11 @@ class Executor {
 // Runs everything on the calling thread.
 Executor& serial_executor() noexcept;
 
-// OpenMP's pool where the library was built with OpenMP, else serial_executor().
+// OpenMP's pool where the library was built with OpenMP, else serial_executor(). Serial in a forked child, where
+// OpenMP's threads do not exist.
 Executor& default_executor() noexcept;
+
+// As default_executor(), with teams of at most `threads` (1 to 4096; others are clamped). nullptr when out of memory.
+std::unique_ptr<Executor> make_executor(int threads) noexcept;
 
 }  // namespace octavo

@@ -34,6 +34,24 @@ def native_view(array: Any) -> tuple[Any, str]:
     return array, ""
 
 
+def require_importable(name: str, array: Any, written: bool) -> None:
+    """Raises ValueError where `array` is a numpy array that DLPack cannot pass on, and says which property is why.
+
+    written: the array is an output or a cache.
+    """
+    if not isinstance(array, np.ndarray):
+        return
+    if not array.dtype.isnative:
+        raise ValueError(
+            f"{name}: must have the byte order of this machine, got {array.dtype.str!r}; convert it, for example with "
+            "array.astype(array.dtype.newbyteorder('='))"
+        )
+    if array.dtype.name not in _NUMPY_TYPES and array.dtype.kind not in "biufc":
+        raise ValueError(f"{name}: no octavo type has elements of type {array.dtype}; cast it [V2]")
+    if written and not array.flags.writeable:
+        raise ValueError(f"{name}: is read-only, and it is written in place; pass a writable array")
+
+
 def empty_like(like: Any, shape: tuple[int, ...]) -> Any:
     """An uninitialised array of `shape` with the library (numpy or torch), and element type of `like`.
 

@@ -6,11 +6,13 @@ The rules of every argument are in docs/contract.md. N = num_heads, G = kv_num_h
 from __future__ import annotations
 
 import inspect
+import math
+import operator
 from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
 from octavo import _core
-from octavo.arrays import empty_float32_like, empty_like, native_view
+from octavo.arrays import empty_float32_like, empty_like, native_view, require_importable
 
 feature_names = _core.feature_names
 
@@ -38,6 +40,7 @@ _INPUTS = (
     "query_positions",
     "attention_bias",
 )
+_CACHES = ("key_cache", "value_cache")
 _ATTRIBUTES = (
     "num_heads",
     "kv_num_heads",
@@ -130,7 +133,7 @@ def paged_attention(
         output_qk: (N, token_count, max_context_len) of float32, float16 or bfloat16 for qk_output 1 and 2; None
             allocates float32, at most output_qk_limit_bytes.
         return_lse: also return the log-sum-exp of the attended scores, float32 (N, token_count).
-        threads: how many threads; None takes the default of OpenMP. Results do not depend on it.
+        threads: how many threads, 1 to 4096; None takes the default of OpenMP. Results do not depend on it.
         backend: force the backend of this name (see explain_call); None chooses.
 
     Returns:
@@ -138,14 +141,16 @@ def paged_attention(
 
     Raises:
         ValueError: an argument breaks a rule of the contract; nothing was written.
-        TypeError: an attribute of another type; or no `output`, where `query` is neither of numpy nor of torch.
+        TypeError: an attribute or option of another type; or no `output`, where `query` is neither of numpy nor of
+            torch.
         octavo.UnsupportedError: no backend takes this call; the message says why for each.
         octavo.ResourceExhaustedError: output_qk would be larger than its limit.
     """
-    if threads is not None and threads < 1:
-        raise ValueError(f"threads: must be at least 1, or None for the default; got {threads}")
     call = _Call(locals())
-    _core.run(call.tensors, call.attributes, threads or 0, backend or "", output_qk_limit_bytes)
+    team = 0 if threads is None else _bounded("threads", threads, 1, _MAX_THREADS)
+    if backend is not None and not isinstance(backend, str):
+        raise TypeError(f"backend: must be a string or None, got {backend!r} of {type(backend)}; see explain_call")
+    _core.run(call.tensors, call.attributes, team, backend or "", call.output_qk_limit_bytes)
     return call.results[0] if len(call.results) == 1 else tuple(call.results)
 
 
@@ -171,6 +176,21 @@ def requested_features(*args: Any, **kwargs: Any) -> list[str]:
     return _core.requested_features(call.tensors, call.attributes)
 
 
+_MAX_THREADS = 4096  # of octavo::make_executor
+_MAX_INT64 = 2**63 - 1
+
+
+def _bounded(name: str, value: Any, least: int, most: int) -> int:
+    """`value` as an int. Raises TypeError where it is none, ValueError where it is out of bounds."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: must be an integer, got {value!r} of {type(value)}; convert it") from None
+    if not least <= number <= most:
+        raise ValueError(f"{name}: must be {least} to {most}, got {number}; choose a value within these bounds")
+    return number
+
+
 _SIGNATURE = inspect.signature(paged_attention)
 
 
@@ -186,7 +206,11 @@ class _Call:
     def __init__(self, given: Mapping[str, Any]) -> None:
         self.attributes = {name: given[name] for name in _ATTRIBUTES}
         _core.validate_attributes(self.attributes)
-        self.tensors = {name: native_view(given[name]) for name in _INPUTS if given[name] is not None}
+        self.output_qk_limit_bytes = _bounded("output_qk_limit_bytes", given["output_qk_limit_bytes"], 0, _MAX_INT64)
+        self.tensors: dict[str, tuple[Any, str]] = {}
+        for name in _INPUTS:
+            if given[name] is not None:
+                self._add(name, given[name], written=name in _CACHES)
         query = given["query"]
         if not hasattr(query, "shape"):
             raise ValueError(
@@ -196,42 +220,48 @@ class _Call:
         output = given["output"]
         if output is None:
             output = empty_like(query, self._output_shape(given))
-        self._add_output("output", output)
+        self._add("output", output, written=True)
         self.results = [output]
-        token_count = query.shape[0] if query.shape else 0
+        # The other outputs are sized by arguments, not by query: only once these have been checked.
+        shape = (0, 0, 0)
+        if given["return_lse"] or (given["qk_output"] and given["output_qk"] is None):
+            context = _core.max_context_len(self.tensors, self.attributes)
+            shape = (operator.index(given["num_heads"]), query.shape[0], context)
         if given["qk_output"]:
-            output_qk = given["output_qk"]
-            if output_qk is None:
-                context = _core.max_context_len(self.tensors, self.attributes)
-                size = 4 * given["num_heads"] * token_count * context
-                if size > given["output_qk_limit_bytes"]:
-                    raise _core.ResourceExhaustedError(
-                        f"output_qk: ({given['num_heads']}, {token_count}, {context}) float32 takes {size} bytes, more "
-                        f"than output_qk_limit_bytes = {given['output_qk_limit_bytes']}; raise it, or lower the "
-                        "max_kv_len bound in attention_metadata"
-                    )
-                output_qk = empty_float32_like(query, (given["num_heads"], token_count, context))
-            self._add_output("output_qk", output_qk)
+            output_qk = self._new_output_qk(query, shape) if given["output_qk"] is None else given["output_qk"]
+            self._add("output_qk", output_qk, written=True)
             self.results.append(output_qk)
         elif given["output_qk"] is not None:
-            self._add_output("output_qk", given["output_qk"])
+            self._add("output_qk", given["output_qk"], written=True)
         if given["return_lse"]:
-            lse = empty_float32_like(query, (given["num_heads"], token_count))
-            self._add_output("lse", lse)
+            lse = empty_float32_like(query, shape[:2])
+            self._add("lse", lse, written=True)
             self.results.append(lse)
 
-    def _add_output(self, name: str, array: Any) -> None:
+    def _add(self, name: str, array: Any, written: bool) -> None:
+        require_importable(name, array, written)
         self.tensors[name] = native_view(array)
+
+    def _new_output_qk(self, query: Any, shape: tuple[int, int, int]) -> Any:
+        size = 4 * math.prod(shape)
+        if size > self.output_qk_limit_bytes:
+            raise _core.ResourceExhaustedError(
+                f"output_qk: {shape} float32 takes {size} bytes, more than output_qk_limit_bytes = "
+                f"{self.output_qk_limit_bytes}; raise it, or lower the max_kv_len bound in attention_metadata"
+            )
+        return empty_float32_like(query, shape)
 
     @staticmethod
     def _output_shape(given: Mapping[str, Any]) -> tuple[int, ...]:
         """(token_count, N*v_head_size), of legal attributes; of an illegal query, a shape that validation refuses."""
         shape = tuple(given["query"].shape)
-        heads = given["num_heads"]
+        heads = operator.index(given["num_heads"])
         latent = given["kv_cache_layout"] == "LATENT"
         packed = given["key"] is None and given["value"] is None and not latent
-        slices = heads + 2 * given["kv_num_heads"] if packed else heads
+        slices = heads + 2 * operator.index(given["kv_num_heads"]) if packed else heads
         if len(shape) != 2:
             return shape
         head_size = shape[1] // slices
-        return (shape[0], heads * (given["v_head_size"] if latent and given["v_head_size"] else head_size))
+        v_head_size = operator.index(given["v_head_size"]) if latent else 0
+        # An illegal v_head_size must not decide how much is allocated.
+        return (shape[0], heads * (v_head_size if 0 < v_head_size < head_size else head_size))

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <memory>
+#include <new>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -92,6 +93,35 @@ std::string class_name(nb::handle object) {
   return nb::cast<std::string>(nb::str(object.type()));
 }
 
+// The name of a DLPack type that octavo lacks: "float64", "bool".
+std::string dlpack_name(const nb::dlpack::dtype& dtype) {
+  static constexpr std::array<const char*, 7> kPrefixes{"int", "uint", "float", "opaque", "bfloat", "complex", "bool"};
+  const std::string bits = std::to_string(dtype.bits);
+  if (dtype.lanes != 1) return "vectors of " + bits + "-bit elements";
+  if (dtype.code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::Bool)) return "bool";
+  if (dtype.code < kPrefixes.size()) return kPrefixes[dtype.code] + bits;
+  return bits + "-bit elements of DLPack type code " + std::to_string(dtype.code);
+}
+
+// What the contract's type rules allow `input` to be. They judge octavo's own types; this is for all others.
+struct LegalTypes {
+  const char* types;
+  const char* rule;
+};
+
+LegalTypes legal_types(std::string_view input) {
+  if (input == "query") return {"float32, float16 or bfloat16", "T1"};
+  for (const auto* name : {"cumulative_sequence_length", "past_seqlens", "attention_metadata", "query_positions"}) {
+    if (input == name) return {"int32", "T3"};
+  }
+  if (input == "block_table") return {"int32 or int64", "T4"};
+  if (input == "slot_mapping") return {"block_table's, int32 or int64", "T5"};
+  if (input == "k_scale" || input == "v_scale" || input == "lse") return {"float32", "T6"};
+  if (input == "output_qk") return {"float32, float16 or bfloat16", "T7"};
+  if (input == "key_cache" || input == "value_cache") return {"query's, int8, float8e4m3fn or uint8", "T8"};
+  return {"query's, float32, float16 or bfloat16", "T2"};
+}
+
 ElementType element_type(std::string_view input, const nb::dlpack::dtype& dtype) {
   using Code = nb::dlpack::dtype_code;
   constexpr auto kFloat8E4M3FN = static_cast<Code>(10);  // dlpack.h 1.1; older releases of nanobind do not name it
@@ -113,8 +143,9 @@ ElementType element_type(std::string_view input, const nb::dlpack::dtype& dtype)
       return row.type;
     }
   }
-  refuse(input, "no octavo type has this element type (DLPack code " + std::to_string(dtype.code) + ", " +
-                    std::to_string(dtype.bits) + " bits); convert the array to one that docs/contract.md lists [V2]");
+  const LegalTypes legal = legal_types(input);
+  refuse(input,
+         std::string("type must be ") + legal.types + ", got " + dlpack_name(dtype) + "; cast it [" + legal.rule + "]");
 }
 
 // The type that attention.py named for an array that it had to view as plain integers, else the array's own.
@@ -253,41 +284,29 @@ Call make_call(const nb::dict& tensors, const nb::dict& attributes) {
   return call;
 }
 
-// A team of exactly `threads` OpenMP threads, for callers who say how many; one thread where OpenMP is missing.
-class TeamExecutor final : public octavo::Executor {
- public:
-  explicit TeamExecutor(int threads) noexcept : threads_(threads) {}
-
-  void parallel_for(std::int64_t count, Task task, void* context) noexcept override {
-#ifdef _OPENMP
-#pragma omp parallel for schedule(dynamic) num_threads(threads_) if (count > 1)
-#endif
-    for (std::int64_t index = 0; index < count; ++index) task(context, index);
-  }
-
-  int concurrency() const noexcept override {
-#ifdef _OPENMP
-    return threads_;
-#else
-    return 1;
-#endif
-  }
-
- private:
-  int threads_;
-};
-
 // Owned by the module, which lives as long as the interpreter.
 PyObject* unsupported_error = nullptr;
 PyObject* resource_exhausted_error = nullptr;
 
+// Options are arguments of their own in Python: "PlanOptions::backend" is `backend` there.
+std::string python_message(const Status& status) {
+  constexpr std::string_view kOptions = "PlanOptions::";
+  std::string text(status.message());
+  for (std::size_t at = text.find(kOptions); at != std::string::npos; at = text.find(kOptions, at)) {
+    text.erase(at, kOptions.size());
+  }
+  return text;
+}
+
 void raise_if_failed(const Status& status) {
+  if (status.ok()) return;
+  const std::string message = python_message(status);
   switch (status.code()) {
-    case StatusCode::kOk: return;
-    case StatusCode::kInvalidArgument: throw nb::value_error(status.message().c_str());
-    case StatusCode::kUnsupported: PyErr_SetString(unsupported_error, status.message().c_str()); break;
-    case StatusCode::kResourceExhausted: PyErr_SetString(resource_exhausted_error, status.message().c_str()); break;
-    case StatusCode::kInternal: PyErr_SetString(PyExc_RuntimeError, status.message().c_str()); break;
+    case StatusCode::kInvalidArgument: throw nb::value_error(message.c_str());
+    case StatusCode::kUnsupported: PyErr_SetString(unsupported_error, message.c_str()); break;
+    case StatusCode::kResourceExhausted: PyErr_SetString(resource_exhausted_error, message.c_str()); break;
+    case StatusCode::kOk:
+    case StatusCode::kInternal: PyErr_SetString(PyExc_RuntimeError, message.c_str()); break;
   }
   throw nb::python_error();
 }
@@ -300,10 +319,14 @@ void validate_attributes(const nb::dict& attributes) {
 void run(const nb::dict& tensors, const nb::dict& attributes, int threads, const std::string& backend,
          std::int64_t output_qk_limit_bytes) {
   const Call call = make_call(tensors, attributes);
-  TeamExecutor team(threads);
   octavo::RunContext context;
   octavo::PlanOptions options;
-  context.executor = threads > 0 ? &team : &octavo::default_executor();
+  std::unique_ptr<octavo::Executor> team;
+  if (threads > 0) {
+    team = octavo::make_executor(threads);
+    if (team == nullptr) throw std::bad_alloc();
+  }
+  context.executor = team != nullptr ? team.get() : &octavo::default_executor();
   options.concurrency = context.executor->concurrency();
   options.backend = backend;
   options.output_qk_limit_bytes = output_qk_limit_bytes;

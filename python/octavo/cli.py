@@ -245,9 +245,10 @@ def _own_command() -> str:
 def _short(path: Path) -> str:
     """Relative to the current folder, for a path inside it. Links are kept: a virtual environment is made of them."""
     try:
-        return f"{path.relative_to(Path.cwd())}"
+        relative = path.relative_to(Path.cwd())
     except ValueError:
         return str(path)
+    return str(relative) if len(relative.parts) > 1 else f"./{relative}"
 
 
 def _output_failed(error: OSError) -> str:

@@ -22,7 +22,7 @@ from .explain import unknown_attributes
 from .model_folder import CONFIG_FILE, REQUIRED_FILES, read_config, read_json
 from .onnx_model import OnnxModel, read_model
 from .runtime import LIBRARY_NAME, genai_config, get_library_path, register
-from .trial import try_engine
+from .trial import NO_ANSWER, try_engine
 
 MINIMUM_VERSIONS = {"onnxruntime": (1, 23), "onnxruntime-genai": (0, 18)}
 ORDINARY_PROMPT = 64  # tokens; less room than that is hardly meant
@@ -199,7 +199,9 @@ def _block_bytes(model: OnnxModel, block_size: int) -> int:
         for name in ("key_cache", "value_cache"):
             cache = model.type_of(node.inputs.get(name))
             sizes = None if cache is None or cache.shape is None else cache.shape[2:]
-            if cache is not None and sizes and all(isinstance(size, int) for size in sizes):
+            if cache is None or cache.element_type not in helper.get_all_tensor_dtypes():
+                continue
+            if sizes and all(isinstance(size, int) for size in sizes):
                 width = np.dtype(helper.tensor_dtype_to_np_dtype(cache.element_type)).itemsize
                 total += block_size * math.prod(int(size) for size in sizes if size is not None) * width
     return total
@@ -293,6 +295,8 @@ def _tokenizer(folder: Path, config: dict[str, Any]) -> Iterator[Finding]:
 def _token_ids(tokenizer: dict[str, Any]) -> list[int]:
     vocabulary = _dig(tokenizer, "model", "vocab")
     added = tokenizer.get("added_tokens", [])
+    if isinstance(vocabulary, list):  # Unigram: [text, score] in the order of the ids
+        vocabulary = {index: index for index in range(len(vocabulary))}
     if not isinstance(vocabulary, dict) or not vocabulary:
         raise OctavoError("tokenizer.json has no model.vocab.")
     if not isinstance(added, list):
@@ -368,7 +372,9 @@ def _engine_runs(folder: Path, config: dict[str, Any]) -> Finding:
         return Finding("engine", True, "onnxruntime-genai's engine loads the model and generates")
     kind = _dig(config, "model", "type")
     advice = "report this message"
-    if "bad_alloc" in why or "memory" in why or "budget" in why:
+    if why.startswith(NO_ANSWER):
+        advice = "a large model may need longer: try octavo generate itself"
+    elif "bad_alloc" in why or "memory" in why or "budget" in why:
         advice = f"lower engine.dynamic_batching.num_blocks in {CONFIG_FILE}"
     elif kind not in ("llama", "decoder"):
         advice = f'model.type is "{kind}": if the engine has no such decoder, set it to "decoder" in {CONFIG_FILE}'

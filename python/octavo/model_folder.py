@@ -12,6 +12,8 @@ from .errors import OctavoError
 CONFIG_FILE = "genai_config.json"  # written last: a folder without it is not a model
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 REQUIRED_FILES = (CONFIG_FILE, "model.onnx", *TOKENIZER_FILES)
+WRITTEN_FILES = (*REQUIRED_FILES, "model.onnx.data")  # all that octavo convert writes
+LOG_ID = "octavo"  # session_options.log_id in genai_config.json: the mark of a folder that octavo convert wrote
 
 
 def read_config(model_dir: str | os.PathLike[str]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .errors import OctavoError, quoted
-from .gguf_reader import GGUFFile, metadata_value
+from .gguf_reader import GGUFFile, metadata_value, require_finite
 
 # tokenizer.ggml.token_type
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
@@ -73,7 +73,7 @@ class Vocabulary:
             raise OctavoError(
                 f"{file.path}: the vocabulary holds the token {quoted(twice)} twice, which tokenizer.json cannot."
             )
-        self.types = self._numbers("tokenizer.ggml.token_type", np.full(vocab_size, _NORMAL, np.int32))
+        self.types = self._numbers("tokenizer.ggml.token_type", "iu", np.full(vocab_size, _NORMAL, np.int32))
         self.eos = self._token_id("eos")
         self.bos = self._token_id("bos")
         self.pad = self._token_id("padding")
@@ -151,7 +151,7 @@ class Vocabulary:
 
     def _merges_by_score(self) -> list[str]:
         """SentencePiece merges the pair whose result scores highest: here, every split of every token, best first."""
-        scores = self._numbers("tokenizer.ggml.scores")
+        scores = self._numbers("tokenizer.ggml.scores", "iuf")
         ranked = []
         for index in np.flatnonzero((self.types == _NORMAL) | (self.types == _USER_DEFINED)).tolist():
             token = self.tokens[index]
@@ -235,8 +235,13 @@ class Vocabulary:
             raise OctavoError(f"{self._file.path}: metadata {quoted(key)} must be a list of strings.")
         return value
 
-    def _numbers(self, key: str, default: np.ndarray | None = None) -> np.ndarray:
+    def _numbers(self, key: str, kinds: str, default: np.ndarray | None = None) -> np.ndarray:
+        """One finite number a token. kinds: the legal numpy kinds, of i, u and f."""
         value = metadata_value(self._file, key, np.ndarray, default)
+        if value.dtype.kind not in kinds:
+            wanted = "numbers" if "f" in kinds else "integers"
+            raise OctavoError(f"{self._file.path}: {key} must hold {wanted}, it holds {value.dtype}.")
+        require_finite(value, f"{self._file.path}: {key}")
         if len(value) != len(self.tokens):
             raise OctavoError(f"{self._file.path}: {key} has {len(value):,} items for {len(self.tokens):,} tokens.")
         return value

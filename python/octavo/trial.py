@@ -10,6 +10,7 @@ import sys
 
 TIMEOUT_SECONDS = 180
 PROMPT = "Hello"
+NO_ANSWER = "no answer"
 TOKENS = 2  # the prompt's step and one that continues from the cache
 _MARK = "octavo-trial:"  # runtimes print what they like; this line is ours
 
@@ -20,7 +21,7 @@ def try_engine(model_dir: str | os.PathLike[str], timeout: float = TIMEOUT_SECON
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, check=False)
     except subprocess.TimeoutExpired:
-        return f"no answer within {timeout:g} seconds."
+        return f"{NO_ANSWER} within {timeout:g} seconds."
     except OSError as error:
         return f"no process could be started for it: {error.strerror or error}."
     if done.returncode < 0:

@@ -1,12 +1,15 @@
 #include "contract/host_data.h"
 
 #include <cmath>
+#include <cstdint>
 #include <exception>
+#include <iterator>
 #include <optional>
 
 #include "contract/duplicate_slots.h"
 #include "contract/host_data_reader.h"
 #include "contract/message.h"
+#include "contract/tensors.h"
 
 namespace octavo::contract {
 namespace {
@@ -215,12 +218,54 @@ Status v_scales_positive(const HostData& data) {
   return scales_positive("v_scale", data.arguments.v_scale);
 }
 
+struct Bytes {
+  std::uintptr_t begin = 0;
+  std::uintptr_t end = 0;
+  bool overlaps(const Bytes& other) const noexcept { return begin < other.end && other.begin < end; }
+};
+
+// The memory of a tensor without gaps; empty for a strided one, whose gaps may belong to anybody.
+Bytes memory_of(const TensorView& view) noexcept {
+  if (view.element_count() == 0 || !is_contiguous(view)) return {};
+  const auto begin = reinterpret_cast<std::uintptr_t>(view.data);
+  return {begin, begin + static_cast<std::uintptr_t>(view.element_count()) * size_in_bytes(view.type)};
+}
+
 Status caches_apart(const HostData& data) {
   const MutableTensorView& keys = data.arguments.key_cache;
-  if (keys.element_count() == 0 || keys.data != data.arguments.value_cache.data) return {};
+  const MutableTensorView& values = data.arguments.value_cache;
+  if (keys.element_count() == 0 || !values.present()) return {};
+  if (keys.data != values.data && !memory_of(keys).overlaps(memory_of(values))) return {};
   return broken(
-      "value_cache: must not start at the address of key_cache; got one address for both; pass two tensors, or "
-      "set kv_cache_layout to LATENT for MLA");
+      "value_cache: must not share memory with key_cache; got overlapping tensors; pass two tensors, or set "
+      "kv_cache_layout to LATENT for MLA");
+}
+
+// Whether a row of output lies exactly where its row of query does: every row is read before it is written.
+bool in_place(const HostData& data) noexcept {
+  const Problem& problem = data.problem;
+  return data.arguments.output.data == data.arguments.query.data && !problem.has(Feature::kPackedQkv) &&
+         problem.v_head_size == problem.head_size;
+}
+
+Status outputs_apart(const HostData& data) {
+  const Arguments& a = data.arguments;
+  const struct {
+    const char* name;
+    Bytes memory;
+  } tensors[] = {
+      {"output", memory_of(a.output)},       {"output_qk", memory_of(a.output_qk)},     {"lse", memory_of(a.lse)},
+      {"key_cache", memory_of(a.key_cache)}, {"value_cache", memory_of(a.value_cache)}, {"query", memory_of(a.query)}};
+  constexpr std::size_t kOutputs = 3;
+  for (std::size_t i = 0; i < kOutputs; ++i) {
+    for (std::size_t j = i + 1; j < std::size(tensors); ++j) {
+      if (!tensors[i].memory.overlaps(tensors[j].memory)) continue;
+      if (i == 0 && j + 1 == std::size(tensors) && in_place(data)) continue;
+      return broken(tensors[i].name, ": must not share memory with ", tensors[j].name,
+                    "; got overlapping tensors; pass a tensor of its own");
+    }
+  }
+  return {};
 }
 
 constexpr DataRule kRules[] = {
@@ -240,7 +285,11 @@ constexpr DataRule kRules[] = {
     {"D13", "output_qk's last dimension covers past plus new tokens of every sequence.", scores_fit},
     {"D14", "k_scale is finite and above 0.", k_scales_positive},
     {"D15", "v_scale is finite and above 0.", v_scales_positive},
-    {"D16", "key_cache and value_cache do not start at the same address.", caches_apart},
+    {"D16", "key_cache and value_cache do not share memory.", caches_apart},
+    {"D17",
+     "output, output_qk and lse share memory neither with each other nor with a cache nor with query, except output "
+     "with an unpacked query row for row.",
+     outputs_apart},
 };
 
 }  // namespace

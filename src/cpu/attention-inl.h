@@ -244,47 +244,47 @@ HWY_INLINE void write_probabilities(const Call& call, const Tile& tile, const So
   }
 }
 
+// What turns a row's sums into its output: 1 / denominator, the sink in it; 0 where nothing was attended to.
+HWY_INLINE float output_factor(const Call& call, std::int64_t head, float maximum, float weight) {
+  if (weight == 0.0f) return 0.0f;
+  if (call.sink == nullptr) return 1.0f / weight;
+  const ElementType type = call.problem->element_type;
+  float sink = 0.0f;
+  decoder(type)(call.sink + head * static_cast<std::int64_t>(size_in_bytes(type)), 1, &sink);
+  if (sink == std::numeric_limits<float>::infinity()) return 0.0f;
+  const float reference = std::max(maximum, sink);
+  const float numerator = std::exp(maximum - reference);
+  return numerator / (weight * numerator + std::exp(sink - reference));
+}
+
 HWY_INLINE void finish(const Call& call, const Tile& tile, const SoftmaxState& state, LaneScratch& scratch) {
   const Problem& problem = *call.problem;
   const std::int64_t group = problem.group_size();
   const std::int64_t rows = (tile.token_end - tile.token_begin) * group;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    scratch.factors[r] = output_factor(call, tile.kv_head * group + r % group, state.maximum[r], state.weight[r]);
+  }
+  // Before the output: that may lie over the queries, which this reads again.
+  if (problem.qk_output == QkOutput::kProbabilities) write_probabilities(call, tile, state, scratch);
+
   const std::int64_t width = problem.v_head_size;
-  const std::int64_t stride = padded(width);
-  const bool latent = problem.cache_layout == CacheLayout::kLatent;
-  const Cache& v_cache = latent ? call.k_cache : call.v_cache;
-  const float decode = decode_factor(v_cache.type);
+  const Cache& v_cache = problem.cache_layout == CacheLayout::kLatent ? call.k_cache : call.v_cache;
   const auto element_bytes = static_cast<std::int64_t>(size_in_bytes(problem.element_type));
   for (std::int64_t r = 0; r < rows; ++r) {
     const std::int64_t head = tile.kv_head * group + r % group;
     const std::int64_t token = call.cumulative[tile.sequence] + tile.token_begin + r / group;
-    const float maximum = state.maximum[r];
-    const float weight = state.weight[r];
-    float factor = 0.0f;  // nothing attended: a row of zeros
-    if (weight != 0.0f) {
-      float denominator = weight;
-      float numerator = 1.0f;
-      if (call.sink != nullptr) {
-        float sink = 0.0f;
-        decoder(problem.element_type)(call.sink + head * element_bytes, 1, &sink);
-        const float reference = std::max(maximum, sink);
-        numerator = std::exp(maximum - reference);
-        denominator = weight * numerator + std::exp(sink - reference);
-      }
-      factor = numerator / denominator;
-    }
-    scratch.factors[r] = factor;
+    const float* sums = state.sums + r * padded(width);
+    const float factor = scratch.factors[r];
     for (std::int64_t c = 0; c < width; ++c) {
-      const float scale = factor * decode * v_cache.scale_of(tile.kv_head, c, problem.head_size);
-      scratch.row[c] = weight != 0.0f ? state.sums[r * stride + c] * scale : 0.0f;
+      scratch.row[c] = factor == 0.0f ? 0.0f : sums[c] * factor * v_cache.scale_of(tile.kv_head, c, problem.head_size);
     }
     encode_row(problem.element_type, scratch.row, width,
                call.output + (token * problem.num_heads + head) * width * element_bytes);
-    if (call.lse != nullptr) {
-      call.lse[head * problem.token_count + token] =
-          weight != 0.0f ? maximum + std::log(weight) : -std::numeric_limits<float>::infinity();
-    }
+    if (call.lse == nullptr) continue;
+    const float weight = state.weight[r];
+    call.lse[head * problem.token_count + token] =
+        weight == 0.0f ? -std::numeric_limits<float>::infinity() : state.maximum[r] + std::log(weight);
   }
-  if (problem.qk_output == QkOutput::kProbabilities) write_probabilities(call, tile, state, scratch);
 }
 
 }  // namespace octavo::cpu::HWY_NAMESPACE

@@ -1,6 +1,5 @@
-// Stored elements <-> float rows. A codec decodes codes without their scale; what it leaves out on top (kFactor) joins
-// the scale, which the kernels fold into Q (for K) and into the epilogue (for V). Included once per target by
-// kernels.cc.
+// Stored elements <-> float rows. A codec decodes codes without their scale, which the kernels fold into Q (for K) and
+// into the epilogue (for V). Included once per target by kernels.cc.
 
 HWY_BEFORE_NAMESPACE();
 namespace octavo::cpu::HWY_NAMESPACE {
@@ -33,7 +32,6 @@ HWY_INLINE FloatVec float16_to_float(FloatTag d, hn::Vec<hn::Rebind<std::uint16_
 }
 
 struct Float32Codec {
-  static constexpr float kFactor = 1.0f;
   static constexpr std::size_t bytes(std::size_t n) { return 4 * n; }
   static HWY_INLINE FloatVec load(FloatTag d, const std::uint8_t* from) {
     return hn::LoadU(d, reinterpret_cast<const float*>(from));
@@ -41,7 +39,6 @@ struct Float32Codec {
 };
 
 struct Float16Codec {
-  static constexpr float kFactor = 1.0f;
   static constexpr std::size_t bytes(std::size_t n) { return 2 * n; }
   static HWY_INLINE FloatVec load(FloatTag d, const std::uint8_t* from) {
     const hn::Rebind<std::uint16_t, FloatTag> d16;
@@ -50,7 +47,6 @@ struct Float16Codec {
 };
 
 struct BFloat16Codec {
-  static constexpr float kFactor = 1.0f;
   static constexpr std::size_t bytes(std::size_t n) { return 2 * n; }
   static HWY_INLINE FloatVec load(FloatTag d, const std::uint8_t* from) {
     const hn::Rebind<std::uint16_t, FloatTag> d16;
@@ -61,7 +57,6 @@ struct BFloat16Codec {
 };
 
 struct Int8Codec {
-  static constexpr float kFactor = 1.0f;
   static constexpr std::size_t bytes(std::size_t n) { return n; }
   static HWY_INLINE FloatVec load(FloatTag d, const std::uint8_t* from) {
     const hn::Rebind<std::int8_t, FloatTag> d8;
@@ -73,7 +68,6 @@ struct Int8Codec {
 // An e4m3 code moved into the fields of a float16 is the value times 2^-8, subnormals included, and float16 -> float32
 // does not mind flush-to-zero modes. The one NaN code becomes float16's.
 struct Float8Codec {
-  static constexpr float kFactor = 256.0f;
   static constexpr std::size_t bytes(std::size_t n) { return n; }
   static HWY_INLINE FloatVec load(FloatTag d, const std::uint8_t* from) {
     const hn::Rebind<std::uint8_t, FloatTag> d8;
@@ -83,7 +77,7 @@ struct Float8Codec {
     const auto sign = hn::ShiftLeft<8>(hn::And(code, hn::Set(d16, std::uint16_t{0x80})));
     const auto is_nan = hn::Eq(magnitude, hn::Set(d16, std::uint16_t{0x7F}));
     const auto bits = hn::IfThenElse(is_nan, hn::Set(d16, std::uint16_t{0x7E00}), hn::ShiftLeft<7>(magnitude));
-    return float16_to_float(d, hn::Or(bits, sign));
+    return hn::Mul(float16_to_float(d, hn::Or(bits, sign)), hn::Set(d, 256.0f));
   }
 };
 
@@ -99,7 +93,6 @@ HWY_INLINE hn::Vec<hn::Rebind<std::uint8_t, FloatTag>> load_nibbles(FloatTag, co
 }
 
 struct Int4Codec {
-  static constexpr float kFactor = 1.0f;
   static constexpr std::size_t bytes(std::size_t n) { return n / 2; }
   static HWY_INLINE FloatVec load(FloatTag d, const std::uint8_t* from) {
     const hn::Rebind<std::int32_t, FloatTag> d32;
@@ -110,14 +103,13 @@ struct Int4Codec {
 
 // As Float8Codec: an e2m1 code in the fields of a float16 is the value times 2^-14.
 struct Float4Codec {
-  static constexpr float kFactor = 16384.0f;
   static constexpr std::size_t bytes(std::size_t n) { return n / 2; }
   static HWY_INLINE FloatVec load(FloatTag d, const std::uint8_t* from) {
     const hn::Rebind<std::uint16_t, FloatTag> d16;
     const auto code = hn::PromoteTo(d16, load_nibbles(d, from));
     const auto magnitude = hn::ShiftLeft<9>(hn::And(code, hn::Set(d16, std::uint16_t{7})));
     const auto sign = hn::ShiftLeft<12>(hn::And(code, hn::Set(d16, std::uint16_t{8})));
-    return float16_to_float(d, hn::Or(magnitude, sign));
+    return hn::Mul(float16_to_float(d, hn::Or(magnitude, sign)), hn::Set(d, 16384.0f));
   }
 };
 
@@ -154,11 +146,6 @@ HWY_INLINE DecodeRow decoder(CacheType type) {
     case CacheType::kTensorType: break;
   }
   return decode_row<Float32Codec>;
-}
-
-HWY_INLINE float decode_factor(CacheType type) {
-  if (type == CacheType::kFloat8E4M3FN) return Float8Codec::kFactor;
-  return type == CacheType::kFloat4E2M1 ? Float4Codec::kFactor : 1.0f;
 }
 
 HWY_INLINE DecodeRow decoder(ElementType type) {

@@ -1,5 +1,6 @@
 // Vector functions of the kernels. Included once per target by kernels.cc (no include guard by design of
-// foreach_target). Accuracy was checked against double over the whole used domain: tests/cpu/math_test.cc (in the 128-bit target).
+// foreach_target). Accuracy was checked against double over the whole used domain: tests/cpu/math_test.cc (in the
+// 128-bit target).
 
 HWY_BEFORE_NAMESPACE();
 namespace octavo::cpu::HWY_NAMESPACE {

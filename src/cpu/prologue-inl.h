@@ -50,7 +50,6 @@ HWY_INLINE void load_queries(const Call& call, const Tile& tile, LaneScratch& sc
   const std::int64_t width = problem.head_size;
   const DecodeRow decode = decoder(problem.element_type);
   if (problem.has(Feature::kQkNorm)) decode(call.q_norm, width, scratch.norm_weight);
-  const float factor = problem.scale * decode_factor(problem.k_cache.logical);
   float* to = scratch.query;
   for (std::int64_t j = tile.token_begin; j < tile.token_end; ++j) {
     const std::int64_t token = call.cumulative[tile.sequence] + j;
@@ -58,7 +57,7 @@ HWY_INLINE void load_queries(const Call& call, const Tile& tile, LaneScratch& sc
     for (std::int64_t h = 0; h < group; ++h, to += width) {
       decode(call.query.row(token, tile.kv_head * group + h), width, to);
       normalise_and_rotate(problem, scratch, to);
-      for (std::int64_t c = 0; c < width; ++c) to[c] *= factor * call.k_cache.scale_of(tile.kv_head, c, width);
+      for (std::int64_t c = 0; c < width; ++c) to[c] *= problem.scale * call.k_cache.scale_of(tile.kv_head, c, width);
     }
   }
 }

@@ -1,9 +1,16 @@
+#include <algorithm>
 #include <exception>
 
 #include "contract/message.h"
 #include "dispatch/choose.h"
 
 namespace octavo {
+namespace {
+
+// No processor has more; beyond, sizes of workspaces would not fit 64 bits.
+constexpr int kMaxConcurrency = 4096;
+
+}  // namespace
 
 const char* name(DeviceKind kind) noexcept {
   switch (kind) {
@@ -30,7 +37,8 @@ Status plan(const Problem& problem, const PlanOptions& options, Plan& plan) noex
     }
     plan.problem_ = problem;
     plan.backend_ = backend;
-    plan.concurrency_ = options.concurrency > 0 ? options.concurrency : default_executor().concurrency();
+    plan.concurrency_ =
+        std::min(options.concurrency > 0 ? options.concurrency : default_executor().concurrency(), kMaxConcurrency);
     plan.workspace_bytes_ = backend->workspace_bytes(problem, plan.concurrency_);
     return {};
   } catch (const std::exception&) {  // a message that could not be allocated

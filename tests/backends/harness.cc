@@ -31,6 +31,43 @@ Tally& tally() {
 
 }  // namespace
 
+std::vector<Case> varied_cases() {
+  Case plain;
+  plain.name = "plain";
+  plain.head_size = 32;
+  plain.lse = true;
+
+  Case quantized =
+      with_cache(plain, CacheType::kInt8, QuantType::kPerChannel, CacheType::kFloat8E4M3FN, QuantType::kPerTensor);
+  quantized.name = "quantized";
+  quantized.head_sink = quantized.qk_norm = true;
+  quantized.rotary = Rotary::kHalf;
+  quantized.softcap = 5.0f;
+
+  Case windowed;
+  windowed.name = "windowed";
+  windowed.type = ElementType::kBFloat16;
+  windowed.window = 37;
+  windowed.head_sink = true;
+  windowed.bias = BiasShape::kBroadcastBatch;
+
+  Case four_bit =
+      with_cache(plain, CacheType::kInt4, QuantType::kPerChannel, CacheType::kFloat4E2M1, QuantType::kPerTensor);
+  four_bit.name = "four_bit";
+  four_bit.type = ElementType::kFloat16;
+  four_bit.packed_qkv = true;
+
+  Case latent;
+  latent.name = "latent";
+  latent.latent = true;
+  latent.num_heads = 6;
+  latent.kv_num_heads = 1;
+  latent.head_size = 72;
+  latent.v_head_size = 64;
+  latent.scale = 0.1f;
+  return {plain, quantized, windowed, four_bit, latent};
+}
+
 std::vector<std::string> accepting_backends(const Call& call) {
   const Acceptance acceptance = ask_backends(call);
   EXPECT_TRUE(acceptance.status.ok()) << acceptance.status.message() << "\n" << to_string(call.spec());
@@ -90,6 +127,20 @@ void expect_refusal(Call& call, StatusCode code, const std::vector<std::string>&
     EXPECT_EQ(call.changes_since(before), "") << backend << " wrote although it refused: " << status.message();
     EXPECT_EQ(call.broken_guards(), "");
   }
+}
+
+Call::Snapshot caches_of(Call& call) {
+  Call::Snapshot caches;
+  for (const char* cache : {"key_cache", "value_cache"}) {
+    if (call.has_buffer(cache)) caches.emplace(cache, call.buffer(cache).copy());
+  }
+  return caches;
+}
+
+std::vector<std::byte> output_bits(const Case& spec, const RunSettings& settings) {
+  Call call(spec);
+  run_ok(call, settings);
+  return call.buffer("output").copy();
 }
 
 std::vector<std::byte> output_rows(Call& call, std::int64_t begin, std::int64_t end) {

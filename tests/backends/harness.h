@@ -14,8 +14,13 @@
 
 namespace octavo::testing {
 
+// Cases with different kernels behind them, for the tests of properties: plain, quantized with everything, windowed,
+// four-bit, LATENT.
+std::vector<Case> varied_cases();
+
 // The backends of this build and processor that accept `call`. A legal Call that nobody accepts is a test failure.
-// Those that do not run on this processor are counted, and the count is printed when the tests end.
+// Those that do not run on this processor are counted and printed when the tests end; availability_test.cc has a
+// skipped test for each.
 std::vector<std::string> accepting_backends(const Call& call);
 
 // Runs `call` and compares with the oracle.
@@ -33,6 +38,12 @@ void expect_refusal(Call& call, StatusCode code, const std::vector<std::string>&
 // The outputs and caches, for bit comparisons.
 inline const std::vector<std::string> kAllResults = {"output", "output_qk", "lse", "key_cache", "value_cache"};
 inline const std::vector<std::string> kOutputs = {"output", "output_qk", "lse"};
+
+// The bytes of the caches, for restore() in the next call.
+Call::Snapshot caches_of(Call& call);
+
+// Bits of the output of `spec`.
+std::vector<std::byte> output_bits(const Case& spec, const RunSettings& settings);
 
 // The bytes of rows [begin, end) of `output`.
 std::vector<std::byte> output_rows(Call& call, std::int64_t begin, std::int64_t end);

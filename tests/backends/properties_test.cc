@@ -1,209 +1,21 @@
-// What must hold between runs, bit for bit: batch invariance, independence of threads, bounds, layouts and of memory
-// that nobody may read.
+// What must hold between runs: independence of bounds, layouts, slots and of memory that nobody may read, bit for bit;
+// merging by LSE; extreme scores; one Plan for many runs. (Batches, threads and chunks: invariance_test.cc.)
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <memory>
-#include <utility>
 
 #include "backends/harness.h"
 #include "support/case_list.h"
 #include "support/codecs.h"
 #include "support/executors.h"
-#include "support/random.h"
 
 namespace octavo::testing {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-
-// Cases with different kernels behind them: plain, quantized with everything, windowed, LATENT.
-std::vector<Case> varied_cases() {
-  Case plain;
-  plain.name = "plain";
-  plain.head_size = 32;
-  plain.lse = true;
-
-  Case quantized =
-      with_cache(plain, CacheType::kInt8, QuantType::kPerChannel, CacheType::kFloat8E4M3FN, QuantType::kPerTensor);
-  quantized.name = "quantized";
-  quantized.head_sink = quantized.qk_norm = true;
-  quantized.rotary = Rotary::kHalf;
-  quantized.softcap = 5.0f;
-
-  Case windowed;
-  windowed.name = "windowed";
-  windowed.type = ElementType::kBFloat16;
-  windowed.window = 37;
-  windowed.head_sink = true;
-  windowed.bias = BiasShape::kBroadcastBatch;
-
-  Case four_bit =
-      with_cache(plain, CacheType::kInt4, QuantType::kPerChannel, CacheType::kFloat4E2M1, QuantType::kPerTensor);
-  four_bit.name = "four_bit";
-  four_bit.type = ElementType::kFloat16;
-  four_bit.packed_qkv = true;
-
-  Case latent;
-  latent.name = "latent";
-  latent.latent = true;
-  latent.num_heads = 6;
-  latent.kv_num_heads = 1;
-  latent.head_size = 72;
-  latent.v_head_size = 64;
-  latent.scale = 0.1f;
-  return {plain, quantized, windowed, four_bit, latent};
-}
-
-// Bits of the output of `spec` on `backend`.
-std::vector<std::byte> output_bits(const Case& spec, const RunSettings& settings) {
-  Call call(spec);
-  run_ok(call, settings);
-  return call.buffer("output").copy();
-}
-
-TEST(BatchInvariance, SameBitsAloneAndAmong300) {
-  for (Case batch : varied_cases()) {
-    batch.past.clear();
-    batch.added.clear();
-    for (std::int64_t b = 0; b < 300; ++b) {
-      batch.past.push_back(b * 37 % 150);
-      batch.added.push_back(b % 17 == 0 ? 9 : b % 13 == 0 ? 0 : 1);
-    }
-    batch.past[150] = 1030;
-    batch.added[151] = 70;
-    Call together(batch);
-    for (const std::string& backend : accepting_backends(together)) {
-      run_ok(together, {.backend = backend});
-      std::int64_t begin = 0;
-      for (std::int64_t b = 0; b < 300; ++b) {
-        const auto i = static_cast<std::size_t>(b);
-        const std::int64_t end = begin + batch.added[i];
-        if (b % 23 == 0 || b == 150 || b == 151) {
-          Case alone = batch;
-          alone.past = {batch.past[i]};
-          alone.added = {batch.added[i]};
-          alone.identities = {b};
-          EXPECT_EQ(output_bits(alone, {.backend = backend}), output_rows(together, begin, end))
-              << backend << ": sequence " << b << " of " << batch.name << " has other bits alone";
-        }
-        begin = end;
-      }
-    }
-  }
-}
-
-TEST(BatchInvariance, SameBitsAtAnyPlaceInTheBatch) {
-  for (Case spec : varied_cases()) {
-    spec.past = {40, 0, 7};
-    spec.added = {1, 12, 3};
-    spec.identities = {0, 1, 2};
-    Case turned = spec;
-    turned.past = {7, 40, 0};
-    turned.added = {3, 1, 12};
-    turned.identities = {2, 0, 1};
-    Call a(spec), b(turned);
-    for (const std::string& backend : accepting_backends(a)) {
-      run_ok(a, {.backend = backend});
-      run_ok(b, {.backend = backend});
-      EXPECT_EQ(output_rows(a, 13, 16), output_rows(b, 0, 3)) << backend << " " << spec.name;
-      EXPECT_EQ(output_rows(a, 0, 13), output_rows(b, 3, 16)) << backend << " " << spec.name;
-    }
-  }
-}
-
-TEST(Threads, SameBitsForAnyExecutor) {
-  for (Case spec : varied_cases()) {
-    spec.past = {0, 700, 2300, 15};
-    spec.added = {90, 1, 1, 5};
-    Call serial(spec), other(spec);
-    const Call::Snapshot start = other.snapshot();
-    for (const std::string& backend : accepting_backends(serial)) {
-      serial.restore(start);
-      run_ok(serial, {.backend = backend});
-      std::vector<std::unique_ptr<Executor>> executors;
-      for (const int threads : {1, 2, 3, 7}) {
-        executors.push_back(std::make_unique<ReverseExecutor>(threads));
-        executors.push_back(std::make_unique<ShufflingExecutor>(threads, 11));
-      }
-      std::vector<Executor*> all = {&default_executor()};
-      for (const auto& executor : executors) all.push_back(executor.get());
-      for (Executor* executor : all) {
-        other.restore(start);
-        run_ok(other, {.backend = backend, .executor = executor});
-        EXPECT_EQ(first_difference(serial, other, kAllResults), "")
-            << backend << " " << spec.name << " with concurrency " << executor->concurrency();
-      }
-    }
-  }
-}
-
-TEST(Threads, AnExecutorOtherThanThePlansIsSafe) {
-  for (Case spec : varied_cases()) {
-    spec.past = {0, 700, 15};
-    spec.added = {40, 1, 5};
-    Call expected(spec), call(spec);
-    const Call::Snapshot start = call.snapshot();
-    Problem problem;
-    ASSERT_TRUE(validate(call.arguments, call.attributes, problem).ok());
-    for (const std::string& backend : accepting_backends(call)) {
-      expected.restore(start);
-      run_ok(expected, {.backend = backend});
-      for (const auto& [planned, actual] : {std::pair{1, 7}, {7, 1}, {2, 3}}) {
-        PlanOptions options;
-        options.backend = backend;
-        options.concurrency = planned;
-        Plan decision;
-        ASSERT_TRUE(plan(problem, options, decision).ok());
-        GuardedBuffer workspace(decision.workspace_bytes(), kWorkspaceAlignment);
-        ShufflingExecutor executor(actual, 3);
-        RunContext context;
-        context.executor = &executor;
-        call.restore(start);
-        const Status status =
-            octavo::run(decision, call.arguments, Workspace{workspace.data(), workspace.size()}, context);
-        EXPECT_TRUE(status.ok()) << status.message();
-        EXPECT_TRUE(workspace.intact()) << backend << " planned for " << planned << ", ran on " << actual;
-        EXPECT_EQ(first_difference(expected, call, kAllResults), "") << backend << " " << spec.name;
-      }
-    }
-  }
-}
-
-TEST(Chunks, ChunkedPrefillLeavesTheSameCachesAndOutputs) {
-  constexpr std::int64_t kLength = 150;
-  for (Case spec : varied_cases()) {
-    spec.table_columns = 12;
-    spec.past = {0};
-    spec.added = {kLength};
-    Call whole(spec);
-    for (const std::string& backend : accepting_backends(whole)) {
-      run_ok(whole, {.backend = backend});
-      Call::Snapshot caches;
-      std::int64_t done = 0;
-      for (const std::int64_t chunk : {1, 63, 17, 64, 5}) {
-        Case part = spec;
-        part.past = {done};
-        part.added = {chunk};
-        Call call(part);
-        call.restore(caches);
-        // Against the oracle: how queries share a tile may depend on the chunk, so bits may differ.
-        EXPECT_TRUE(judge(call, {.backend = backend})) << "chunk at " << done;
-        caches.clear();
-        for (const char* cache : {"key_cache", "value_cache"}) {
-          if (call.has_buffer(cache)) caches.emplace(cache, call.buffer(cache).copy());
-        }
-        done += chunk;
-        if (done == kLength) {
-          EXPECT_EQ(first_difference(whole, call, {"key_cache", "value_cache"}), "") << backend << " " << spec.name;
-        }
-      }
-    }
-  }
-}
 
 TEST(Metadata, BoundsNeverChangeBits) {
   for (Case spec : varied_cases()) {
@@ -286,6 +98,78 @@ TEST(NaN, StaysInItsOwnSequence) {
   }
 }
 
+// "A masked position takes part in nothing": not even an infinite V, of which 0 * V is NaN.
+TEST(Infinity, InAValueReachesOnlyTheRowsThatSeeIt) {
+  struct Prompt {
+    std::int64_t past, added, infinite;  // V of this new token is infinite
+    std::int64_t window;
+  };
+  for (const ElementType type : {ElementType::kFloat32, ElementType::kFloat16}) {
+    for (const Prompt& prompt : {Prompt{0, 100, 40, -1}, Prompt{20, 90, 30, 16}, Prompt{1000, 60, 30, -1}}) {
+      for (const bool latent : {false, true}) {
+        Case spec;
+        spec.type = type;
+        spec.past = {prompt.past};
+        spec.added = {prompt.added};
+        spec.window = prompt.window;
+        spec.head_sink = !latent;
+        spec.latent = latent;
+        if (latent) spec.kv_num_heads = 1;
+        Call clean(spec), dirty(spec);
+        const TensorView& tensor = latent ? dirty.arguments.key : dirty.arguments.value;
+        for (std::int64_t c = 0; c < spec.head_size; ++c) {
+          dirty.set(tensor, prompt.infinite * tensor.shape[1] + c, kInfinity);
+        }
+        const Call::Snapshot start = dirty.snapshot();
+        for (const std::string& backend : accepting_backends(clean)) {
+          run_ok(clean, {.backend = backend});
+          dirty.restore(start);
+          EXPECT_TRUE(judge(dirty, {.backend = backend}));
+          EXPECT_EQ(output_rows(clean, 0, prompt.infinite), output_rows(dirty, 0, prompt.infinite)) << backend;
+          const std::int64_t behind = prompt.infinite + prompt.window;
+          if (prompt.window > 0) {
+            EXPECT_EQ(output_rows(clean, behind, prompt.added), output_rows(dirty, behind, prompt.added)) << backend;
+          }
+          // A row that sees it: channel 0 of the last token before the window has passed.
+          const std::int64_t seeing = prompt.window > 0 ? behind - 1 : prompt.added - 1;
+          EXPECT_FALSE(std::isfinite(dirty.get(dirty.arguments.output, seeing * dirty.arguments.output.shape[1])))
+              << backend;
+        }
+      }
+    }
+  }
+}
+
+TEST(Infinity, UnderAMaskingBiasTakesPartInNothing) {
+  constexpr std::int64_t kMasked = 2;
+  for (const ElementType type : {ElementType::kFloat32, ElementType::kFloat16}) {
+    Case spec;
+    spec.type = type;
+    spec.past = {0, 20};
+    spec.added = {70, 3};
+    spec.bias = BiasShape::kBroadcastBoth;
+    Call call(spec);
+    const TensorView& bias = call.arguments.attention_bias;
+    for (std::int64_t j = 0; j < bias.shape[2]; ++j) call.set(bias, j * bias.shape[3] + kMasked, -kInfinity);
+    const Call::Snapshot finite = call.snapshot();
+    for (std::int64_t c = 0; c < spec.kv_num_heads * spec.head_size; ++c) {  // new, and in the past
+      call.set(call.arguments.value, kMasked * spec.kv_num_heads * spec.head_size + c, kInfinity);
+      store(spec.v_format(),
+            call.cache_row(call.arguments.value_cache, call.table_slot(1, kMasked), c / spec.head_size),
+            c % spec.head_size, kInfinity);
+    }
+    const Call::Snapshot infinite = call.snapshot();
+    for (const std::string& backend : accepting_backends(call)) {
+      call.restore(finite);
+      run_ok(call, {.backend = backend});
+      const std::vector<std::byte> bits = call.buffer("output").copy();
+      call.restore(infinite);
+      EXPECT_TRUE(judge(call, {.backend = backend}));
+      EXPECT_EQ(call.buffer("output").copy(), bits) << backend << " " << name(type);
+    }
+  }
+}
+
 TEST(Slots, MinusOneLeavesEveryByte) {
   for (Case spec : varied_cases()) {
     spec.past = {20, 0};
@@ -295,11 +179,7 @@ TEST(Slots, MinusOneLeavesEveryByte) {
     for (const std::string& backend : accepting_backends(call)) {
       run_ok(call, {.backend = backend});  // fills the caches
       Call again(spec);
-      Call::Snapshot caches;
-      for (const char* cache : {"key_cache", "value_cache"}) {
-        if (call.has_buffer(cache)) caches.emplace(cache, call.buffer(cache).copy());
-      }
-      again.restore(caches);
+      again.restore(caches_of(call));
       for (std::int64_t t = 0; t < spec.token_count(); ++t) again.set_slot(t, -1);
       run_ok(again, {.backend = backend});
       // A prefix-cache hit: nothing written, and the same output as the run that wrote it.

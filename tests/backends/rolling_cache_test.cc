@@ -25,13 +25,6 @@ void PrintTo(const RollingCase& c, std::ostream* out) {
 
 class RollingCache : public ::testing::TestWithParam<RollingCase> {};
 
-void keep_caches(Call& from, Call::Snapshot& to) {
-  to.clear();
-  for (const char* cache : {"key_cache", "value_cache"}) {
-    if (from.has_buffer(cache)) to.emplace(cache, from.buffer(cache).copy());
-  }
-}
-
 TEST_P(RollingCache, HasTheBitsOfTheFullCacheAtEveryStep) {
   const RollingCase& parameters = GetParam();
   constexpr std::int64_t kSteps = 75;
@@ -56,8 +49,8 @@ TEST_P(RollingCache, HasTheBitsOfTheFullCacheAtEveryStep) {
       run_ok(a, {.backend = backend});
       ASSERT_TRUE(judge(b, {.backend = backend})) << "step " << step;
       ASSERT_EQ(first_difference(a, b, kOutputs), "") << backend << " at step " << step;
-      keep_caches(a, full_caches);
-      keep_caches(b, rolling_caches);
+      full_caches = caches_of(a);
+      rolling_caches = caches_of(b);
     }
   }
 }

@@ -3,6 +3,7 @@
 // tensor. Build with OCTAVO_SANITIZE=address,undefined to see reads.
 //   octavo_fuzz_validate [--seconds N] [--seed S]   draws calls S, S+1, ... for N seconds
 //   octavo_fuzz_validate --case S                   runs one again
+// Each call that may run does so on a random backend and executor.
 #include <array>
 #include <chrono>
 #include <cstdint>
@@ -10,11 +11,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "support/call.h"
 #include "support/case_list.h"
+#include "support/executors.h"
 #include "support/random.h"
 #include "support/run.h"
 
@@ -167,14 +170,25 @@ std::string run_case(std::uint64_t seed, Counts& counts) {
     if (status.code() != StatusCode::kInvalidArgument) return "an unexpected code for: " + status.message();
     return call.changes_since(before).empty() ? "" : "validate() wrote";
   }
-  static_cast<void>(explain(problem));
+  const Acceptance acceptance = ask_backends(call);
   bool runnable = true;
   const auto check = [&](const char* name, const auto& view) { runnable = runnable && inside(call, name, view); };
   for_each_input(call.arguments, check);
   for_each_output(call.arguments, check);
   if (!runnable) return {};
-  const Status run_status = run(call, {});
-  if (run_status.code() == StatusCode::kInternal) return "internal error: " + run_status.message();
+  // One of the backends that accept, or the one that plan() chooses (which may refuse: nobody accepts).
+  std::string backend;
+  const auto accepting = static_cast<std::int64_t>(acceptance.accepting.size());
+  if (accepting > 0 && random.chance(0.8)) {
+    backend = acceptance.accepting[static_cast<std::size_t>(random.below(accepting))];
+  }
+  const int threads = static_cast<int>(random.between(1, 4));
+  std::unique_ptr<Executor> executor = std::make_unique<ReverseExecutor>(threads);
+  if (random.chance(0.3)) executor = std::make_unique<ShufflingExecutor>(threads, seed);
+  const Status run_status = run(call, {.backend = backend, .executor = executor.get()});
+  if (run_status.code() == StatusCode::kInternal) {
+    return backend + " on " + std::to_string(threads) + " lanes: internal error: " + run_status.message();
+  }
   if (!run_status.ok() && !call.changes_since(before).empty()) {
     return "wrote to " + call.changes_since(before) + " although it refused: " + run_status.message();
   }
@@ -218,5 +232,7 @@ int main(int argc, char** argv) {
   std::printf("%lld calls from seed %llu: %lld refused, %lld ran\n", static_cast<long long>(counts.calls),
               static_cast<unsigned long long>(seed), static_cast<long long>(counts.refused),
               static_cast<long long>(counts.ran));
-  return 0;
+  if (single || (counts.refused > 0 && counts.ran > 0)) return 0;
+  std::printf("FAILED: a run must have seen calls of both kinds\n");
+  return 1;
 }

@@ -307,3 +307,16 @@ def test_a_second_registration_does_nothing(rng: np.random.Generator) -> None:
         options.register_custom_ops_library(library_path())
     model = make_model(case).SerializeToString()
     check(case, onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"]))
+
+
+def test_a_constant_cache_needs_cache_outputs(rng: np.random.Generator) -> None:
+    """Risk: without cache outputs every run changes a constant of the model."""
+    case = make_case(rng)
+    model = make_model(case, cache_outputs=False)
+    for name in ("key_cache", "value_cache"):
+        model.graph.initializer.append(numpy_helper.from_array(case.inputs[name], name))
+    kept = [value for value in model.graph.input if value.name not in ("key_cache", "value_cache")]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    with pytest.raises(Exception, match="key_cache must not be an initializer in a node without cache outputs"):
+        make_session(model)

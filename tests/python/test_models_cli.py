@@ -272,9 +272,13 @@ def test_next_lines_work_as_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     )
     monkeypatch.setenv("PATH", str(program.parent))
     assert octavo.cli._next_line(Path("m")).startswith("Next: octavo generate m ")
-    monkeypatch.chdir("/")
-    monkeypatch.setattr(sys, "argv", [str(program)])
+    monkeypatch.chdir(program.parent)
+    monkeypatch.setattr(sys, "argv", ["./octavo"])
     monkeypatch.setenv("PATH", "/usr/bin")
+    assert octavo.cli._next_line(Path("m")).startswith("Next: ./octavo generate m ")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setattr(sys, "argv", [str(program)])
     assert octavo.cli._next_line(Path("m")).startswith(f"Next: {program} generate m ")
 
 

@@ -149,6 +149,11 @@ def test_what_octavo_would_refuse_is_said(tmp_path: Path, options: dict[str, Any
     assert words in report and ("refused" in report or "cannot be explained" in report), report
 
 
+def test_the_error_class_is_public(tmp_path: Path) -> None:
+    with pytest.raises(octavo.OctavoError):
+        describe(tmp_path / "absent.onnx")
+
+
 def test_misspelt_attributes_are_listed(tmp_path: Path) -> None:
     """ONNX Runtime drops them without a word; the rest of the node is explained as it will run."""
     path = graph(tmp_path / "m.onnx", sotfcap=30.0, zebra=[1], softcap=20.0)

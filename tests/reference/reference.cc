@@ -1,105 +1,18 @@
+// The second half of the oracle: attention over the caches, with the error that float32 arithmetic may make.
 #include "reference/reference.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
+#include "reference/operands.h"
 #include "support/codecs.h"
 
 namespace octavo::testing {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kRoundoff = 0x1.0p-24;    // of float32
-constexpr double kUnderflow = 0x1.0p-125;  // below its smallest normal number arithmetic may flush to 0
-
-struct Sizes {
-  std::int64_t tokens, batch, num_heads, kv_heads, head_size, v_head_size, block_size, num_blocks, columns;
-};
-
-Sizes sizes_of(const Arguments& a, const Attributes& attributes) {
-  Sizes s{};
-  s.tokens = a.query.shape[0];
-  s.batch = a.cumulative_sequence_length.shape[0] - 1;
-  s.num_heads = attributes.num_heads;
-  s.kv_heads = attributes.kv_num_heads;
-  s.head_size = a.query.shape[1] / (a.key.present() ? s.num_heads : s.num_heads + 2 * s.kv_heads);
-  const bool latent = attributes.kv_cache_layout == CacheLayout::kLatent;
-  s.v_head_size = latent && attributes.v_head_size != 0 ? attributes.v_head_size : s.head_size;
-  s.block_size = a.key_cache.shape[1];
-  s.num_blocks = a.key_cache.shape[0];
-  s.columns = a.block_table.shape[1];
-  return s;
-}
-
-std::int64_t integer(const TensorView& tensor, std::int64_t index) {
-  return tensor.type == ElementType::kInt64 ? static_cast<const std::int64_t*>(tensor.data)[index]
-                                            : static_cast<const std::int32_t*>(tensor.data)[index];
-}
-
-double real(const TensorView& tensor, std::int64_t index) {
-  return load(format_of(tensor.type), tensor.data, index);
-}
-
-// The slot of `position` in the table, -1 where it has none.
-std::int64_t table_slot(const Arguments& a, const Sizes& s, std::int64_t sequence, std::int64_t position) {
-  const std::int64_t column = position / s.block_size;
-  if (column >= s.columns) return -1;
-  const std::int64_t block = integer(a.block_table, sequence * s.columns + column);
-  if (block < 0 || block >= s.num_blocks) return -1;
-  return block * s.block_size + position % s.block_size;
-}
-
-struct TokenPlace {
-  std::int64_t sequence = -1;  // -1: padding
-  std::int64_t offset = 0;
-  std::int64_t index = 0;     // in the sequence
-  std::int64_t position = 0;  // for RoPE and masks
-};
-
-std::vector<TokenPlace> place_tokens(const Arguments& a, const Sizes& s) {
-  std::vector<TokenPlace> places(static_cast<std::size_t>(s.tokens));
-  for (std::int64_t b = 0; b < s.batch; ++b) {
-    const std::int64_t begin = integer(a.cumulative_sequence_length, b);
-    const std::int64_t end = integer(a.cumulative_sequence_length, b + 1);
-    for (std::int64_t t = begin; t < end; ++t) {
-      const std::int64_t index = integer(a.past_seqlens, b) + t - begin;
-      const std::int64_t position = a.query_positions.present() ? integer(a.query_positions, t) : index;
-      places[static_cast<std::size_t>(t)] = {b, t - begin, index, position};
-    }
-  }
-  return places;
-}
-
-// Root-mean-square norm of one head: x / sqrt(mean(x^2) + epsilon) * weight.
-void normalise(double* x, double* error, const TensorView& weight, std::int64_t width, double epsilon) {
-  double squares = 0.0;
-  for (std::int64_t c = 0; c < width; ++c) squares += x[c] * x[c];
-  const double factor = 1.0 / std::sqrt(squares / static_cast<double>(width) + epsilon);
-  for (std::int64_t c = 0; c < width; ++c) {
-    x[c] *= factor * real(weight, c);
-    error[c] = 8.0 * kRoundoff * std::fabs(x[c]);
-  }
-}
-
-void rotate(double* x, double* error, const Arguments& a, const Attributes& attributes, std::int64_t position) {
-  const std::int64_t half = a.cos_cache.shape[1];
-  for (std::int64_t i = 0; i < half; ++i) {
-    const bool interleaved = attributes.rotary_interleaved != 0;
-    const std::int64_t first = attributes.rotary_offset + (interleaved ? 2 * i : i);
-    const std::int64_t second = attributes.rotary_offset + (interleaved ? 2 * i + 1 : i + half);
-    const double cosine = real(a.cos_cache, position * half + i);
-    const double sine = real(a.sin_cache, position * half + i);
-    const double x1 = x[first], x2 = x[second];
-    const double e1 = error[first], e2 = error[second];
-    x[first] = x1 * cosine - x2 * sine;
-    x[second] = x2 * cosine + x1 * sine;
-    error[first] = std::fabs(cosine) * e1 + std::fabs(sine) * e2 +
-                   2.0 * kRoundoff * (std::fabs(x1 * cosine) + std::fabs(x2 * sine));
-    error[second] = std::fabs(cosine) * e2 + std::fabs(sine) * e1 +
-                    2.0 * kRoundoff * (std::fabs(x2 * cosine) + std::fabs(x1 * sine));
-  }
-}
+constexpr double kUnderflow = 0x1.0p-125;  // below its smallest normal number float32 arithmetic may flush to 0
 
 // K and V of one sequence and KV head as numbers, by position; rows of unmapped positions stay empty.
 struct Context {
@@ -325,6 +238,7 @@ void add_weight_rounding(const Row& row, const Context& context, std::int64_t wi
     double relative = 0.0;
     double absolute = 0.0;
     for (std::size_t i = 0; i < row.keys.size(); ++i) {
+      if (row.weight[i] == 0.0) continue;  // such a V may be infinite
       const double value = context.value[static_cast<std::size_t>(row.keys[i] * width + c)];
       relative += row.weight[i] * row.weight[i] * value * value;
       absolute += value * value;
@@ -388,95 +302,6 @@ Expected attend(const Prologue& prologue, const Arguments& a, const Attributes& 
 }
 
 }  // namespace
-
-CacheType k_cache_format(const Arguments& arguments, const Attributes& attributes) {
-  return attributes.k_cache_dtype != CacheType::kTensorType ? attributes.k_cache_dtype
-                                                            : format_of(arguments.key_cache.type);
-}
-
-CacheType v_cache_format(const Arguments& arguments, const Attributes& attributes) {
-  if (attributes.kv_cache_layout == CacheLayout::kLatent) return k_cache_format(arguments, attributes);
-  return attributes.v_cache_dtype != CacheType::kTensorType ? attributes.v_cache_dtype
-                                                            : format_of(arguments.value_cache.type);
-}
-
-std::byte* cache_row(const MutableTensorView& cache, std::int64_t slot, std::int64_t head) {
-  const std::int64_t block_size = cache.shape[1];
-  const std::int64_t elements =
-      slot / block_size * cache.strides[0] + slot % block_size * cache.strides[1] + head * cache.strides[2];
-  return static_cast<std::byte*>(cache.data) + elements * static_cast<std::int64_t>(size_in_bytes(cache.type));
-}
-
-double scale_of(const TensorView& scale, std::int64_t head, std::int64_t channel) {
-  if (!scale.present()) return 1.0;
-  return real(scale, scale.rank == 1 ? 0 : head * scale.shape[2] + channel);
-}
-
-Prologue reference_prologue(const Arguments& a, const Attributes& attributes) {
-  const Sizes s = sizes_of(a, attributes);
-  const std::vector<TokenPlace> places = place_tokens(a, s);
-  const bool packed = !a.key.present();
-  const bool latent = attributes.kv_cache_layout == CacheLayout::kLatent;
-  const std::int64_t q_width = s.num_heads * s.head_size;
-  const std::int64_t kv_width = s.kv_heads * s.head_size;
-  Prologue p;
-  p.query.assign(static_cast<std::size_t>(s.tokens * q_width), 0.0);
-  p.key.assign(static_cast<std::size_t>(s.tokens * kv_width), 0.0);
-  p.query_error = p.query;
-  p.key_error = p.key;
-  if (!latent) p.value = p.key;
-  p.slot.assign(static_cast<std::size_t>(s.tokens), -1);
-
-  for (std::int64_t t = 0; t < s.tokens; ++t) {
-    const TokenPlace& place = places[static_cast<std::size_t>(t)];
-    if (place.sequence < 0) continue;
-    double* query = p.query.data() + t * q_width;
-    double* key = p.key.data() + t * kv_width;
-    const std::int64_t row = t * a.query.shape[1];
-    for (std::int64_t i = 0; i < q_width; ++i) query[i] = real(a.query, row + i);
-    for (std::int64_t i = 0; i < kv_width; ++i) {
-      key[i] = packed ? real(a.query, row + q_width + i) : real(a.key, t * kv_width + i);
-      if (latent) continue;
-      p.value[static_cast<std::size_t>(t * kv_width + i)] =
-          packed ? real(a.query, row + q_width + kv_width + i) : real(a.value, t * kv_width + i);
-    }
-    const auto prepare = [&](double* heads, double* errors, std::int64_t count, const TensorView& weight) {
-      for (std::int64_t h = 0; h < count; ++h) {
-        double* x = heads + h * s.head_size;
-        double* error = errors + h * s.head_size;
-        if (weight.present()) normalise(x, error, weight, s.head_size, static_cast<double>(attributes.qk_norm_epsilon));
-        if (attributes.do_rotary != 0) rotate(x, error, a, attributes, place.position);
-      }
-    };
-    prepare(query, p.query_error.data() + t * q_width, s.num_heads, a.q_norm_weight);
-    prepare(key, p.key_error.data() + t * kv_width, s.kv_heads, a.k_norm_weight);
-
-    std::int64_t slot =
-        a.slot_mapping.present() ? integer(a.slot_mapping, t) : table_slot(a, s, place.sequence, place.index);
-    if (slot < 0 || slot >= s.num_blocks * s.block_size) slot = -1;
-    if (slot >= 0) std::replace(p.slot.begin(), p.slot.begin() + t, slot, std::int64_t{-1});  // the last token stays
-    p.slot[static_cast<std::size_t>(t)] = slot;
-  }
-  return p;
-}
-
-void reference_store(const Prologue& prologue, const Arguments& a, const Attributes& attributes) {
-  const Sizes s = sizes_of(a, attributes);
-  for (std::int64_t t = 0; t < s.tokens; ++t) {
-    const std::int64_t slot = prologue.slot[static_cast<std::size_t>(t)];
-    if (slot < 0) continue;
-    for (std::int64_t g = 0; g < s.kv_heads; ++g) {
-      for (std::int64_t c = 0; c < s.head_size; ++c) {
-        const auto i = static_cast<std::size_t>((t * s.kv_heads + g) * s.head_size + c);
-        store(k_cache_format(a, attributes), cache_row(a.key_cache, slot, g), c,
-              prologue.key[i] / scale_of(a.k_scale, g, c));
-        if (prologue.value.empty()) continue;
-        store(v_cache_format(a, attributes), cache_row(a.value_cache, slot, g), c,
-              prologue.value[i] / scale_of(a.v_scale, g, c));
-      }
-    }
-  }
-}
 
 Expected reference_attention(const Prologue& prologue, const Arguments& arguments, const Attributes& attributes,
                              Deviation deviation, const Arithmetic& arithmetic) {

@@ -94,7 +94,7 @@ std::vector<RuleCase> data_cases() {
        [](ValidCall& c) {
          c.metadata = {0, 6, 0};
          c.arguments.attention_metadata.data = c.metadata.data();
-         c.arguments.output_qk = {c.results.data(), ElementType::kFloat32, {4, 5, 6}};
+         c.arguments.output_qk = {c.scores.data(), ElementType::kFloat32, {4, 5, 6}};
        },
        "output_qk: its last dimension of 6 must cover every sequence, but sequence 0 has 7 positions, past and new; "
        "raise attention_metadata's bound of the KV length"},
@@ -112,8 +112,10 @@ std::vector<RuleCase> data_cases() {
        "v_scale: scales must be finite and above 0, got inf at element 0; a channel that is always 0 takes any scale, "
        "such as 1"},
       {"D16", kPlain, [](ValidCall& c) { c.arguments.value_cache.data = c.keys.data(); },
-       "value_cache: must not start at the address of key_cache; got one address for both; pass two tensors, or set "
+       "value_cache: must not share memory with key_cache; got overlapping tensors; pass two tensors, or set "
        "kv_cache_layout to LATENT for MLA"},
+      {"D17", kPlain, [](ValidCall& c) { c.arguments.output.data = c.keys.data(); },
+       "output: must not share memory with key_cache; got overlapping tensors; pass a tensor of its own"},
   };
 }
 

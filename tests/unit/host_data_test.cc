@@ -81,7 +81,7 @@ class QueryPositions : public testing::Test {
     call.attributes.do_rotary = 0;
     call.attributes.local_window_size = 4;
     call.metadata = {0, 0, 0};
-    call.arguments.output_qk = {call.results.data(), ElementType::kFloat32, {4, 5, 48}};
+    call.arguments.output_qk = {call.scores.data(), ElementType::kFloat32, {4, 5, 48}};
     call.table = {5, kWild, 3, 7, -1, -1};
   }
   ValidCall call;

@@ -72,7 +72,7 @@ TEST(ProblemTest, MetadataNarrowsTheBounds) {
   EXPECT_EQ(call.problem().max_context_len, 40);
 
   call.metadata = {0, 0, 100};  // a lower bound under an unknown upper one
-  call.arguments.output_qk = {call.results.data(), kFloat32, {4, 5, 48}};
+  call.arguments.output_qk = {call.scores.data(), kFloat32, {4, 5, 48}};
   EXPECT_EQ(call.problem().max_query_len_bound, 5);
   EXPECT_EQ(call.problem().max_kv_len_bound, 48);
 

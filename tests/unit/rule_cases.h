@@ -1,6 +1,7 @@
 // One row a way to break a rule: the legal call, the one change, and the whole message.
 #pragma once
 
+#include <ostream>
 #include <vector>
 
 #include "valid_call.h"
@@ -13,6 +14,11 @@ struct RuleCase {
   void (*break_it)(ValidCall& call);
   const char* message;  // without the trailing " [id]"
 };
+
+// How GoogleTest and ctest name a RuleCase: without a printer they show its pointers.
+inline void PrintTo(const RuleCase& rule_case, std::ostream* out) {
+  *out << rule_case.id;
+}
 
 std::vector<RuleCase> attribute_cases();  // A
 std::vector<RuleCase> mode_cases();       // M

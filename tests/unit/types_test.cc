@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <ostream>
+#include <string>
 #include <vector>
 
 #include "octavo/paged_attention.h"
@@ -84,10 +86,19 @@ TEST(RowBytes, RoundsFourBitRowsUp) {
   EXPECT_EQ(row_bytes(CacheType::kFloat32, 16), 64);
 }
 
-class Executors : public testing::TestWithParam<Executor*> {};
+struct NamedExecutor {
+  const char* name;
+  Executor& (*get)() noexcept;
+};
+
+void PrintTo(const NamedExecutor& executor, std::ostream* out) {
+  *out << executor.name;
+}
+
+class Executors : public testing::TestWithParam<NamedExecutor> {};
 
 TEST_P(Executors, RunEveryIndexOnce) {
-  Executor& executor = *GetParam();
+  Executor& executor = GetParam().get();
   EXPECT_GE(executor.concurrency(), 1);
   for (const std::int64_t count : {0, 1, 2, 1000}) {
     std::vector<std::atomic<int>> runs(static_cast<std::size_t>(count));
@@ -102,7 +113,10 @@ TEST_P(Executors, RunEveryIndexOnce) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Executors, testing::Values(&serial_executor(), &default_executor()));
+INSTANTIATE_TEST_SUITE_P(All, Executors,
+                         testing::Values(NamedExecutor{"serial", serial_executor},
+                                         NamedExecutor{"default", default_executor}),
+                         [](const auto& test) { return std::string(test.param.name); });
 
 TEST(SerialExecutor, StaysOnTheCallingThreadInOrder) {
   std::vector<std::int64_t> order;

@@ -51,8 +51,8 @@ void ValidCall::add_options() {
   arguments.attention_metadata = view(metadata, {3});
   arguments.query_positions = view(positions, {kTokens});
   arguments.attention_bias = read({kBatch, kHeads, 3, 48});
-  arguments.output_qk = {results.data(), ElementType::kFloat32, {kHeads, kTokens, 40}};
-  arguments.lse = {results.data(), ElementType::kFloat32, {kHeads, kTokens}};
+  arguments.output_qk = {scores.data(), ElementType::kFloat32, {kHeads, kTokens, 40}};
+  arguments.lse = {log_sums.data(), ElementType::kFloat32, {kHeads, kTokens}};
 }
 
 void ValidCall::quantize() {
