@@ -1,0 +1,165 @@
+"""Run the GPU tests, compute-sanitizer and the GPU benchmark, and write what came out to docs/gpu_check.json.
+
+The file names the sources that it speaks for by their git tree ids, so that a stale one shows.
+
+Usage: gpu_check.py [--build DIR] [--output FILE] [--lanes N] [--skip sanitizers|bench ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TREES = ("src/cuda", "ort")
+
+# Every feature, the sizes with kernels of their own, split rows, and the hostile data: under a sanitizer a test takes
+# many times as long.
+SANITIZED_TESTS = ":".join(
+    (
+        "Feature/*",
+        "Type/*float16_k_int8_v_float8e4m3fn",
+        "Type/*bfloat16_k_int4_channel_v_float4e2m1",
+        "Size/*head_size_64_float16",
+        "Size/*head_size_128_bfloat16",
+        "Size/*head_size_256_float16_k_int4_v_int8",
+        "Size/*head_size_512_*",
+        "Size/*latent_576_512*",
+        "Size/*latent_1024_1024*",
+        "Length/*decode_after_2049",
+        "Length/*prefill_129",
+        "Length/*long_context_quantized",
+        "CudaHostileIds.*",
+        "CudaHostileLengths.*",
+        "CudaHostileBounds.*",
+    )
+)
+SANITIZERS = ("memcheck", "initcheck", "synccheck", "racecheck")
+SANITIZER_SECONDS = 280
+
+
+def tree_id(folder: Path) -> str:
+    """The id that git would give the folder's tree, committed or not; empty for a folder that is not there."""
+    if not folder.is_dir():
+        return ""
+    entries = []
+    for path in folder.iterdir():
+        if path.name == "__pycache__":
+            continue
+        if path.is_dir():
+            entries.append((path.name + "/", b"40000", bytes.fromhex(tree_id(path))))
+        else:
+            mode = b"100755" if os.access(path, os.X_OK) else b"100644"
+            data = path.read_bytes()
+            entries.append((path.name, mode, hashlib.sha1(b"blob %d\0" % len(data) + data).digest()))
+    body = b"".join(mode + b" " + name.rstrip("/").encode() + b"\0" + digest for name, mode, digest in sorted(entries))
+    return hashlib.sha1(b"tree %d\0" % len(body) + body).hexdigest()
+
+
+def device() -> dict[str, str]:
+    """Name and driver of the first GPU."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,compute_cap", "--format=csv,noheader", "--id=0"]
+    name, driver, capability = subprocess.run(query, check=True, capture_output=True, text=True).stdout.split(", ")
+    return {"name": name, "driver": driver, "compute_capability": capability.strip()}
+
+
+def run_shard(binary: Path, folder: Path, shard: int, shards: int) -> tuple[int, list[str], str]:
+    """One share of the tests: how many ran, which failed, and the log."""
+    report = folder / f"shard{shard}.json"
+    environment = {**os.environ, "GTEST_TOTAL_SHARDS": str(shards), "GTEST_SHARD_INDEX": str(shard)}
+    command = [str(binary), "--gtest_brief=1", f"--gtest_output=json:{report}"]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if not report.is_file():  # no GPU, or the process died
+        return 0, [f"shard {shard} ended with {done.returncode}: {done.stdout[-400:]}"], done.stdout
+    failed = []
+    ran = 0
+    for suite in json.loads(report.read_text())["testsuites"]:
+        for test in suite["testsuite"]:
+            ran += test["status"] == "RUN"
+            if "failures" in test:
+                failed.append(f"{suite['name']}.{test['name']}")
+    if done.returncode != 0 and not failed:
+        failed.append(f"shard {shard} ended with {done.returncode}")
+    return ran, failed, done.stdout
+
+
+def run_tests(binary: Path, lanes: int) -> dict[str, object]:
+    """All tests, in `lanes` processes."""
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(lanes) as pool:
+        shards = list(pool.map(lambda shard: run_shard(binary, Path(folder), shard, lanes), range(lanes)))
+    failed = sorted(name for _, names, _ in shards for name in names)
+    if failed:
+        print("\n".join(log[-3000:] for _, names, log in shards if names))
+    return {"passed": sum(ran for ran, _, _ in shards) - len(failed), "failed": failed}
+
+
+def run_sanitizer(binary: Path, tool: str) -> dict[str, object]:
+    """The reduced list under one tool of compute-sanitizer."""
+    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "99", str(binary), "--separate_allocations"]
+    command += ["--gtest_brief=1", f"--gtest_filter={SANITIZED_TESTS}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SANITIZER_SECONDS)
+    except subprocess.TimeoutExpired as expired:
+        return {"ok": False, "summary": f"stopped after {SANITIZER_SECONDS} s", "log": str(expired.stdout)[-2000:]}
+    log = done.stdout + done.stderr
+    ran = re.search(r"(\d+) tests? from .* ran", log)
+    summary = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: .*", log)
+    result: dict[str, object] = {
+        "ok": done.returncode == 0 and ran is not None and bool(summary),
+        "tests": int(ran.group(1)) if ran else 0,
+        "summary": summary[-1] if summary else "",
+    }
+    if not result["ok"]:
+        print(f"{tool}:\n{log[-6000:]}")
+    return result
+
+
+def run_bench(binary: Path) -> list[dict[str, object]]:
+    """The benchmark's rows."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "bench.json"
+        subprocess.run([str(binary), str(report)], check=True)
+        return json.loads(report.read_text())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", type=Path, default=ROOT / "build/cuda")
+    parser.add_argument("--output", type=Path, default=ROOT / "docs/gpu_check.json")
+    parser.add_argument("--lanes", type=int, default=max(1, (os.cpu_count() or 2) - 2))
+    parser.add_argument("--skip", nargs="*", choices=("sanitizers", "bench"), default=[])
+    options = parser.parse_args()
+    folder = options.build / "tests/cuda"
+
+    report: dict[str, object] = {
+        "trees": {name: tree_id(ROOT / name) for name in TREES},
+        "device": device(),
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
+        "tests": run_tests(folder / "octavo_cuda_test", options.lanes),
+    }
+    ok = not report["tests"]["failed"] and report["tests"]["passed"] > 0
+    if "bench" not in options.skip:  # before the sanitizers, which slow the card down
+        report["bench"] = run_bench(folder / "octavo_cuda_bench")
+    if "sanitizers" not in options.skip:
+        with ThreadPoolExecutor(len(SANITIZERS)) as pool:
+            runs = {tool: pool.submit(run_sanitizer, folder / "octavo_cuda_test", tool) for tool in SANITIZERS}
+            results = {tool: run.result() for tool, run in runs.items()}
+        report["sanitizers"] = results
+        ok = ok and all(result["ok"] for result in results.values())
+    report["ok"] = ok
+    options.output.write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps({key: report[key] for key in ("tests", "sanitizers", "ok") if key in report}, indent=1))
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
