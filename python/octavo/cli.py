@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import math
 import os
 import shlex
 import shutil
@@ -17,6 +19,19 @@ from .errors import OctavoError
 EXIT_FAILURE, EXIT_INTERRUPTED = 1, 130
 
 # Modules with heavy imports (onnx, onnxruntime, rich) are imported by the commands that use them: --help stays quick.
+
+
+INT32_MAX = 2**31 - 1
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers; NaN is in none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return number
 
 
 @click.group(
@@ -121,18 +136,22 @@ Examples:
 @click.argument("stdin", metavar="[-]", required=False)
 @click.option("--prompt", "prompts", multiple=True, help="A prompt; may be given several times.")
 @click.option("--prompts-file", metavar="FILE", help="A text file, one prompt a line; - is standard input.")
-@click.option("--max-tokens", type=click.IntRange(1), default=256, show_default=True, help="Longest answer.")
-@click.option("--threads", type=click.IntRange(0), default=0, help="Threads of onnxruntime.  [default: one a core]")
+@click.option("--max-tokens", type=click.IntRange(1, INT32_MAX), default=256, show_default=True, help="Longest answer.")
+@click.option("--threads", type=click.IntRange(0, 1024), default=0, help="Threads.  [default: one a core]")
 @click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the chat template.")
 @click.option(
-    "--temperature", type=click.FloatRange(0, 100), default=0.0, show_default=True, help="0 = likeliest token."
+    "--temperature",
+    type=FiniteRange(0, 100),
+    default=0.0,
+    show_default=True,
+    help="0 = likeliest token.",
 )
-@click.option("--top-k", type=click.IntRange(0), default=0, help="Choose among the K likeliest tokens.  [default: all]")
 @click.option(
-    "--top-p", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True, help="Nucleus bound."
+    "--top-k", type=click.IntRange(0, INT32_MAX), default=0, help="Choose among the K likeliest.  [default: all]"
 )
-@click.option("--seed", type=click.IntRange(0), help="Makes sampling repeatable.")
-@click.option("--num-blocks", type=click.IntRange(1), help="Blocks in the cache, instead of genai_config.json's.")
+@click.option("--top-p", type=FiniteRange(0, 1, min_open=True), default=1.0, show_default=True, help="Nucleus bound.")
+@click.option("--seed", type=click.IntRange(0, INT32_MAX), help="Makes sampling repeatable.")
+@click.option("--num-blocks", type=click.IntRange(1, INT32_MAX), help="Blocks in the cache, not genai_config.json's.")
 def generate(
     model_dir: str, stdin: str | None, prompts: tuple[str, ...], prompts_file: str | None, **options: Any
 ) -> None:
@@ -146,6 +165,9 @@ def generate(
         raise click.UsageError(f"Unexpected argument {stdin!r}; give prompts with --prompt, or - for standard input.")
     if options["temperature"] == 0 and (options["top_k"] or options["top_p"] != 1.0 or options["seed"] is not None):
         raise click.UsageError("--top-k, --top-p and --seed need --temperature above 0.")
+    for prompt in prompts:
+        if any("\ud800" <= character <= "\udfff" for character in prompt):  # bytes that are not UTF-8
+            raise click.BadParameter(f"{prompt!a} is not UTF-8 text.", param_hint="--prompt")
     given = [*prompts, *_read_prompts(prompts_file), *_read_prompts(stdin)]
     if not given:
         raise click.UsageError("No prompt; give --prompt TEXT, --prompts-file FILE or -.")
@@ -275,6 +297,12 @@ def _read_prompts(source: str | None) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry point. Returns the exit code: 0, 1 = failed (one sentence on stderr), 2 = wrong usage, 130 = Ctrl-C."""
+    if sys.stdout is None or sys.stderr is None:  # closed by the shell; libraries print without asking
+        sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a character gets its code
     try:
         code = _run(arguments)
         sys.stdout.flush()  # here rather than at exit, where a full disk could not be reported

@@ -44,7 +44,7 @@ def test_an_infinite_sink_takes_all_the_weight() -> None:
 
 @pytest.mark.parametrize("cache", ["float8e4m3fn", "float4e2m1", "int8", "int4"])
 def test_large_scales_stay_finite(cache: str) -> None:
-    """Risk: a constant of the decoder joins a large legal scale and overflows before the small code is multiplied in."""
+    """Risk: a constant of the decoder joins a large legal scale and overflows before the small code comes in."""
     scale = np.array([2e36], np.float32)
     storage: Any = np.int8
     width = HEAD_SIZE
@@ -53,8 +53,8 @@ def test_large_scales_stay_finite(cache: str) -> None:
         storage = pytest.importorskip("ml_dtypes").float8_e4m3fn
     elif cache != "int8":
         storage, width, names = np.uint8, HEAD_SIZE // 2, {"k_cache_dtype": cache, "v_cache_dtype": cache}
-    call = make_call(k_scale=np.ones(1, np.float32), v_scale=scale, k_quant_type="PER_TENSOR", v_quant_type="PER_TENSOR")
-    call |= names
+    call = make_call(k_scale=np.ones(1, np.float32), v_scale=scale)
+    call |= dict.fromkeys(("k_quant_type", "v_quant_type"), "PER_TENSOR") | names
     call["value"] = (np.sign(call["value"]) * scale).astype(np.float32)  # code 1 or -1
     call["key_cache"] = np.zeros((BLOCKS, BLOCK_SIZE, KV_HEADS, width), storage)
     call["value_cache"] = np.zeros((BLOCKS, BLOCK_SIZE, KV_HEADS, width), storage)

@@ -424,3 +424,25 @@ class TestExplain:
         assert done.returncode == 0, done.stderr
         assert "2 nodes alike, blk.0.attn.out to blk.1.attn.out" in done.stdout
         assert "packed_qkv" in done.stdout and "rope" in done.stdout and "backend     cpu" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--max-tokens", "100000000000000000000"], "--max-tokens"),
+        (["--top-k", "99999999999", "--temperature", "1"], "--top-k"),
+        (["--seed", "99999999999999999999", "--temperature", "1"], "--seed"),
+        (["--threads", "3000000000"], "--threads"),
+        (["--temperature", "nan"], "'nan' is not a number"),
+    ],
+)
+def test_numbers_out_of_range(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Risk: a number reaches the engine's bindings, which answer with a C++ signature or by hanging."""
+    assert octavo.cli.main(["generate", "nowhere", "--prompt", "hi", *arguments]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_a_prompt_that_is_not_utf8(capsys: pytest.CaptureFixture[str]) -> None:
+    """Risk: bytes out of the shell that are no text reach the tokenizer."""
+    assert octavo.cli.main(["generate", "nowhere", "--prompt", "\udcff"]) == 2
+    assert "is not UTF-8 text" in capsys.readouterr().err
