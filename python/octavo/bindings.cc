@@ -299,13 +299,12 @@ std::string python_message(const Status& status) {
 }
 
 void raise_if_failed(const Status& status) {
-  if (status.ok()) return;
   const std::string message = python_message(status);
   switch (status.code()) {
+    case StatusCode::kOk: return;
     case StatusCode::kInvalidArgument: throw nb::value_error(message.c_str());
     case StatusCode::kUnsupported: PyErr_SetString(unsupported_error, message.c_str()); break;
     case StatusCode::kResourceExhausted: PyErr_SetString(resource_exhausted_error, message.c_str()); break;
-    case StatusCode::kOk:
     case StatusCode::kInternal: PyErr_SetString(PyExc_RuntimeError, message.c_str()); break;
   }
   throw nb::python_error();
@@ -386,7 +385,9 @@ std::vector<std::string> requested_features(const nb::dict& tensors, const nb::d
 
 // A subclass of RuntimeError that reads as octavo.NAME in a traceback.
 PyObject* new_exception(const char* qualified_name, const char* doc) {
-  PyObject* type = PyErr_NewExceptionWithDoc(qualified_name, doc, PyExc_RuntimeError, nullptr);
+  const nb::object octavo_error = nb::module_::import_("octavo.errors").attr("OctavoError");
+  const nb::tuple bases = nb::make_tuple(octavo_error, nb::handle(PyExc_RuntimeError));
+  PyObject* type = PyErr_NewExceptionWithDoc(qualified_name, doc, bases.ptr(), nullptr);
   if (type == nullptr) throw nb::python_error();
   return type;
 }

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
+import signal
+import tempfile
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from .errors import OctavoError
+from .errors import OctavoError, quoted
 from .graph import GraphOptions
 from .llama import LlamaConfig
-from .model_folder import CONFIG_FILE
+from .model_folder import CONFIG_FILE, LOG_ID, WRITTEN_FILES, read_json
 from .runtime import LIBRARY_NAME
 from .tokenizer import Vocabulary
 
@@ -42,7 +46,7 @@ def genai_config(config: LlamaConfig, options: GraphOptions, vocabulary: Vocabul
         "context_length": config.context_length,
         "vocab_size": config.vocab_size,
         "decoder": {
-            "session_options": {"log_id": "octavo", "custom_ops_library": LIBRARY_NAME},
+            "session_options": {"log_id": LOG_ID, "custom_ops_library": LIBRARY_NAME},
             "filename": "model.onnx",
             "head_size": config.head_size,
             "hidden_size": config.hidden_size,
@@ -70,33 +74,35 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 def new_folder(target: Path, force: bool) -> Iterator[Path]:
     """Gives a temporary folder beside `target` that takes its place when the block ends well, and vanishes otherwise.
 
-    Errors: OctavoError where `target` is in use (an existing model is replaced with `force` only, and a folder that is
-    not a model never) or cannot be written.
+    A link is followed: what it leads to is written. SIGTERM and SIGHUP end the block as Ctrl-C does.
+
+    Errors: OctavoError where `target` is in use (a model of octavo convert is replaced with `force` only, and a folder
+    that holds anything else never) or cannot be written.
     """
-    target = target.absolute()
+    target = Path(os.path.realpath(target))
     _check_target(target, force)
-    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial.mkdir()
+        with _signals_raise():
+            work = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
+            partial, old = work / "model", work / "old"
+            try:
+                partial.mkdir()
+                yield partial
+                _put_in_place(target, partial, old, force)
+            finally:
+                if target.exists() or not old.exists():  # else `old` is the only model there is
+                    shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
         raise OctavoError(f"{target} cannot be written: {error.strerror or error}.") from error
-    try:
-        yield partial
-        _replace(target, partial)
-    except OSError as error:
-        raise OctavoError(f"{target} cannot be written: {error.strerror or error}.") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def require_space(folder: Path, byte_count: int) -> None:
-    """Refuses before hours of writing what the disk cannot hold."""
+    """Refuses before hours of writing what the disk cannot hold. `folder` is what new_folder gave."""
     free = shutil.disk_usage(folder).free
     if free < byte_count:
-        raise OctavoError(
-            f"{folder.parent} has {free >> 20:,} MiB left; the model needs about {byte_count >> 20:,} MiB."
-        )
+        place = folder.parent.parent
+        raise OctavoError(f"{place} has {free >> 20:,} MiB left; the model needs about {byte_count >> 20:,} MiB.")
 
 
 def _check_target(target: Path, force: bool) -> None:
@@ -105,7 +111,7 @@ def _check_target(target: Path, force: bool) -> None:
     if not target.is_dir():
         raise OctavoError(f"{target} is a file; give a folder that does not exist yet.")
     try:
-        content = os.listdir(target)
+        content = sorted(os.listdir(target))
     except OSError as error:
         raise OctavoError(f"{target} cannot be read: {error.strerror or error}.") from error
     if not content:
@@ -113,17 +119,74 @@ def _check_target(target: Path, force: bool) -> None:
     if CONFIG_FILE not in content:
         raise OctavoError(f"{target} holds other files and is no model folder; give a folder that does not exist yet.")
     if not force:
-        raise OctavoError(f"{target} already holds a model; add --force to replace it, or give another folder.")
+        raise _holds_a_model(target)
+    foreign = [name for name in content if name not in WRITTEN_FILES or not (target / name).is_file()]
+    if foreign:
+        raise OctavoError(
+            f"{target} holds {', '.join(map(quoted, foreign[:3]))}, which octavo convert did not write and --force "
+            "does not delete; move it away, or give another folder."
+        )
+    if not _is_ours(target):
+        raise OctavoError(
+            f"{target} holds a model that octavo convert did not write, and --force does not delete it; move it away, "
+            "or give another folder."
+        )
 
 
-def _replace(target: Path, partial: Path) -> None:
-    old = target.with_name(f".{target.name}.old-{os.getpid()}")
-    if target.exists():
-        target.rename(old)
+def _holds_a_model(target: Path) -> OctavoError:
+    return OctavoError(f"{target} already holds a model; add --force to replace it, or give another folder.")
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether the configuration carries octavo's mark. One that cannot be read does not."""
+    value: Any = None
     try:
-        partial.rename(target)
-    except OSError:
-        if old.exists():
+        value = read_json(folder / CONFIG_FILE)
+    except OctavoError:
+        return False
+    for key in ("model", "decoder", "session_options", "log_id"):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value == LOG_ID
+
+
+def _put_in_place(target: Path, partial: Path, old: Path, force: bool) -> None:
+    """Renames `partial` to `target`, with `force` after `target` to `old`. Files that came there meanwhile stay."""
+    if force:
+        _check_target(target, force)
+    try:
+        if force:
+            with suppress(FileNotFoundError):  # nothing to replace
+                target.rename(old)
+        partial.rename(target)  # fails on a folder that holds anything: of two conversions one wins
+    except BaseException as error:  # Ctrl-C too
+        if old.exists() and not target.exists():
             old.rename(target)
+        if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            raise _holds_a_model(target) from None
         raise
-    shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise SystemExit in the block, so that it cleans up, where they would end the process.
+
+    Does nothing outside the main thread, where Python sets no handlers, and for a signal that has a handler or is
+    ignored (nohup) already.
+    """
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    if threading.current_thread() is not threading.main_thread():
+        numbers = []
+    numbers = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+
+    def stop(number: int, _: object) -> None:
+        for other in numbers:
+            signal.signal(other, signal.SIG_IGN)  # a second one must not stop the cleaning up
+        raise SystemExit(128 + number)
+
+    for number in numbers:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)

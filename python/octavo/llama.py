@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +11,8 @@ from .gguf_reader import GGUFFile, metadata_value
 
 SUPPORTED_ARCHITECTURES = ("llama",)
 MAX_CONTEXT_LENGTH = 1 << 20
+# The graph holds float32; a smaller number would be 0 there, a larger one infinite.
+_SMALLEST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 # Keys that change the arithmetic in ways the graph does not have, and the values that change nothing.
 _REFUSED_UNLESS = {
@@ -22,6 +23,7 @@ _REFUSED_UNLESS = {
     "llama.logit_scale": (0.0, 1.0),
     "llama.attention.clamp_kqv": (0.0,),
     "llama.attention.causal": (True,),
+    "llama.rope.scaling.attn_factor": (1.0,),
 }
 
 
@@ -189,8 +191,8 @@ def _size(file: GGUFFile, key: str, default: int | None = None) -> int:
 
 def _positive(file: GGUFFile, key: str, default: float | None = None) -> float:
     value = float(metadata_value(file, key, float, default))
-    if not math.isfinite(value) or value <= 0:
-        raise OctavoError(f"{file.path}: {key} is {value}; it must be positive and finite.")
+    if not _SMALLEST <= value <= _LARGEST:  # NaN is not either
+        raise OctavoError(f"{file.path}: {key} is {value}; it must be positive and finite as a float32.")
     return value
 
 
@@ -215,11 +217,16 @@ def _context_length(file: GGUFFile, requested: int | None) -> int:
 
 
 def _rope_position_scale(file: GGUFFile) -> float:
-    scaling = metadata_value(file, "llama.rope.scaling.type", str, "none")
+    """llama.cpp's rules: no type means linear, an older key may name the factor, and a factor of 0 means 1."""
+    scaling = metadata_value(file, "llama.rope.scaling.type", str, "linear")
     if scaling == "none":
         return 1.0
     if scaling == "linear":
-        return 1.0 / _positive(file, "llama.rope.scaling.factor")
+        keys = ("llama.rope.scaling.factor", "llama.rope.scale_linear")
+        key = next((key for key in keys if key in file.metadata), None)
+        if key is None or metadata_value(file, key, float) == 0:
+            return 1.0
+        return 1.0 / _positive(file, key)
     raise OctavoError(
         f"{file.path}: RoPE scaling {quoted(scaling)} is not supported; supported are none, linear and rope_freqs."
     )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -189,6 +192,111 @@ class TestFolder:
             with pytest.raises(OctavoError):
                 convert(source, target, force=True)
         assert (tmp_path / "mine/thesis.txt").read_text() == "years of work"
+
+    def test_force_deletes_only_what_convert_wrote(self, source: Path, tmp_path: Path) -> None:
+        """The source itself, a note beside the model, another tool's model: each is refused by name, and stays."""
+        out = tmp_path / "out"
+        convert(source, out)
+        inside = out / "tiny.gguf"
+        source.rename(inside)
+        with pytest.raises(OctavoError, match=r"'tiny\.gguf', which octavo convert did not write"):
+            convert(inside, out, force=True)
+        inside.rename(source)
+        (out / "tokenizer.json").rename(tmp_path / "kept")
+        (out / "tokenizer.json").mkdir()
+        with pytest.raises(OctavoError, match=r"'tokenizer\.json', which"):
+            convert(source, out, force=True)
+        (out / "tokenizer.json").rmdir()
+        (tmp_path / "kept").rename(out / "tokenizer.json")
+        configuration = (out / "genai_config.json").read_text()
+        for foreign in (configuration.replace('"log_id": "octavo"', '"log_id": "other"'), "[]", '{"model": [1]}'):
+            (out / "genai_config.json").write_text(foreign)
+            with pytest.raises(OctavoError, match="a model that octavo convert did not write"):
+                convert(source, out, force=True)
+        (out / "genai_config.json").write_text(configuration)
+        convert(source, out, force=True)
+
+    def test_files_that_come_during_a_forced_conversion_stay(self, source: Path, tmp_path: Path) -> None:
+        out = tmp_path / "out"
+        convert(source, out)
+
+        def progress(step: str, done: int, total: int) -> None:
+            (out / "notes.txt").write_text("mine")
+
+        with pytest.raises(OctavoError, match=r"notes\.txt"):
+            convert(source, out, force=True, progress=progress)
+        assert (out / "notes.txt").read_text() == "mine" and (out / "model.onnx").is_file()
+
+    def test_of_two_conversions_at_once_one_wins(self, source: Path, tmp_path: Path) -> None:
+        out = tmp_path / "out"
+
+        def progress(step: str, done: int, total: int) -> None:
+            if done == 1:
+                convert(source, out)
+
+        with pytest.raises(OctavoError, match="already holds a model"):
+            convert(source, out, progress=progress)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "tiny.gguf"]
+
+    def test_a_link_stays_a_link(self, source: Path, tmp_path: Path) -> None:
+        (tmp_path / "disk").mkdir()
+        link = tmp_path / "link"
+        link.symlink_to("disk/model")
+        for force in (False, True):
+            convert(source, link, force=force)
+            assert link.is_symlink() and (tmp_path / "disk/model/model.onnx").is_file()
+            assert [path.name for path in (tmp_path / "disk").iterdir()] == ["model"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "link", "tiny.gguf"]
+
+    def test_a_replacement_that_fails_halfway_restores_the_old_model(
+        self, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        out = tmp_path / "out"
+        convert(source, out)
+        before = (out / "model.onnx").stat().st_ino
+        rename = Path.rename
+
+        def fail(self: Path, target: Path) -> Path:
+            if self.name == "model":
+                raise KeyboardInterrupt
+            return rename(self, target)
+
+        monkeypatch.setattr(Path, "rename", fail)
+        with pytest.raises(KeyboardInterrupt):
+            convert(source, out, force=True)
+        assert (out / "model.onnx").stat().st_ino == before
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "tiny.gguf"]
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+    def test_nothing_remains_after_a_signal(self, source: Path, tmp_path: Path, number: signal.Signals) -> None:
+        """As by kill, a closed terminal or a job's end; the program's own handling is as before afterwards."""
+
+        def progress(step: str, done: int, total: int) -> None:
+            os.kill(os.getpid(), number)
+
+        before = signal.signal(number, signal.SIG_DFL)
+        try:
+            with pytest.raises(SystemExit) as stop:
+                convert(source, tmp_path / "out", progress=progress)
+            assert signal.getsignal(number) is signal.SIG_DFL
+        finally:
+            signal.signal(number, before)
+        assert stop.value.code == 128 + number
+        assert [path.name for path in tmp_path.iterdir()] == ["tiny.gguf"]
+
+    def test_an_ignored_signal_stays_ignored(self, source: Path, tmp_path: Path) -> None:
+        """nohup octavo convert ... outlives its terminal."""
+        before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        try:
+            convert(source, tmp_path / "out", progress=lambda step, done, total: os.kill(os.getpid(), signal.SIGHUP))
+        finally:
+            signal.signal(signal.SIGHUP, before)
+        assert (tmp_path / "out/model.onnx").is_file()
+
+    def test_other_threads_can_convert(self, source: Path, tmp_path: Path) -> None:
+        """Python sets signal handlers in its main thread only."""
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(convert, source, tmp_path / "out").result()
 
     def test_an_unwritable_place_is_named(self, source: Path) -> None:
         with pytest.raises(OctavoError, match="/proc/octavo cannot be written"):

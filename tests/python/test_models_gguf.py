@@ -16,7 +16,7 @@ from models_support import TinyShape, write_tiny_gguf
 from octavo.convert import convert
 from octavo.errors import OctavoError
 from octavo.gguf_reader import GGUFFile
-from octavo.llama import half_rotation_order, read_config
+from octavo.llama import half_rotation_order, read_config, rope_caches
 from octavo.weights import Blockwise, load
 
 FUZZ_CASES = 1500
@@ -158,13 +158,62 @@ def _with_metadata(path: Path, **changes: object) -> None:
         ("llama__attention__sliding_window", ("add_uint64", 2**63), "must be 0 (none) to"),
         ("llama__attention__sliding_window", ("add_int32", -7), "sliding_window is -7"),
         ("general__alignment", ("add_array", list(range(40))), "general.alignment is a list"),
+        ("llama__attention__layer_norm_rms_epsilon", ("add_float64", 1e300), "finite as a float32"),
         ("llama__rope__scaling__type", ("add_string", "yarn"), "yarn"),
+        ("llama__rope__scaling__factor", ("add_float64", 1e-320), "finite as a float32"),
+        ("llama__rope__scaling__factor", ("add_float32", -2.0), "positive"),
+        ("llama__rope__scaling__attn_factor", ("add_float32", 0.5), "attn_factor = 0.5 is not supported"),
+        ("llama__rope__freq_base", ("add_float64", 1e40), "finite as a float32"),
         ("llama__rope__dimension_count", ("add_uint32", 15), "must be even"),
     ],
 )
 def test_unusable_models_are_named(tiny: Path, key: str, change: object, words: str) -> None:
     _with_metadata(tiny, **{key: change})
     assert words in refusal(tiny)
+
+
+LINEAR = ("add_string", "linear")
+
+
+@pytest.mark.parametrize(
+    ("changes", "scale"),
+    [
+        ({}, 1.0),
+        ({"type": LINEAR}, 1.0),
+        ({"type": LINEAR, "factor": ("add_float32", 4.0)}, 0.25),
+        ({"factor": ("add_float32", 4.0)}, 0.25),
+        ({"factor": ("add_float32", 0.0)}, 1.0),
+        ({"factor": ("add_float32", 4.0), "attn_factor": ("add_float32", 1.0)}, 0.25),
+        ({"type": ("add_string", "none"), "factor": ("add_float32", 4.0)}, 1.0),
+        ({"old": ("add_float32", 2.0)}, 0.5),
+        ({"old": ("add_float32", 2.0), "factor": ("add_float32", 4.0)}, 0.25),
+    ],
+)
+def test_linear_rope_scaling_follows_llama_cpp(tiny: Path, changes: dict[str, object], scale: float) -> None:
+    """Risk: a long-context model whose positions are not scaled converts, and writes nonsense."""
+    names = {name: f"llama__rope__scaling__{name}" for name in ("type", "factor", "attn_factor")}
+    names["old"] = "llama__rope__scale_linear"
+    _with_metadata(tiny, **{names[name]: change for name, change in changes.items()})
+    with GGUFFile(tiny) as file:
+        config = read_config(file)
+        cos, sin = rope_caches(file, config)
+    assert config.rope_position_scale == scale
+    np.testing.assert_allclose([cos[100, 0], sin[100, 0]], [np.cos(100 * scale), np.sin(100 * scale)], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([float("nan")] * 288, "must hold integers, it holds float"),
+        ([1.0] * 288, "must hold integers, it holds float"),
+        ([True] * 288, "must hold integers, it holds bool"),
+        ([1] * 287, "287 items for 288 tokens"),
+    ],
+)
+def test_token_types_must_be_integers(tiny: Path, tmp_path: Path, values: list[object], words: str) -> None:
+    _with_metadata(tiny, tokenizer__ggml__token_type=("add_array", values))
+    with pytest.raises(OctavoError, match=words):
+        convert(tiny, tmp_path / "model")
 
 
 def test_not_a_number_in_the_weights_is_refused(tiny: Path) -> None:
