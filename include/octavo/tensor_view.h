@@ -2,10 +2,10 @@
 #pragma once
 
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
-#include <type_traits>
 
 namespace octavo {
 
@@ -67,9 +67,8 @@ struct BasicTensorView {
   }
 
   // A mutable view converts to a read-only one.
-  template <typename Other>
-  requires std::is_convertible_v<Other, Pointer> BasicTensorView(const BasicTensorView<Other>& other)
-  noexcept  // NOLINT(google-explicit-constructor)
+  template <std::convertible_to<Pointer> Other>
+  BasicTensorView(const BasicTensorView<Other>& other) noexcept  // NOLINT(google-explicit-constructor)
       : data(other.data), type(other.type), rank(other.rank), shape(other.shape), strides(other.strides) {}
 
   // Present and absent are told apart by the type: a tensor with no elements may have a null pointer.

@@ -24,7 +24,7 @@ constexpr std::int64_t kSlotsPerLane = 4;
 // Below this many elements to store, starting lanes costs more than storing.
 constexpr std::int64_t kSerialStoreElements = 1 << 14;
 
-std::int64_t slot_count(int lanes) noexcept {
+std::int64_t slot_count(std::int64_t lanes) noexcept {
   return kSlotsPerLane * lanes;
 }
 
@@ -43,7 +43,7 @@ struct Carved {
   float* lanes = nullptr;
   float* states = nullptr;  // slots, then two carries
 
-  Carved(const Problem& problem, int lanes_, float* base) noexcept : arena(base) {
+  Carved(const Problem& problem, std::int64_t lanes_, float* base) noexcept : arena(base) {
     FloatArena lane(nullptr);
     LaneScratch::carve(lane, problem);
     lane_floats = lane.used();
@@ -288,7 +288,7 @@ class Schedule {
   const Kernels& kernels_;
   const Call& call_;
   const Problem& problem_;
-  const int lanes_;
+  const std::int64_t lanes_;
   Executor& executor_;
   Carved carved_;
   std::int64_t tiles_ = 0, split_tiles_ = 0, split_items_ = 0;
