@@ -19,21 +19,6 @@ void copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
   if (kind == cudaMemcpyDeviceToHost) expect_success(cudaStreamSynchronize(test_stream()), "cudaStreamSynchronize");
 }
 
-template <typename Visit>
-void for_each_tensor(Arguments& a, const Visit& visit) {
-  for (TensorView* view : {&a.query, &a.key, &a.value, &a.cumulative_sequence_length, &a.past_seqlens, &a.block_table,
-                           &a.cos_cache, &a.sin_cache, &a.slot_mapping, &a.head_sink, &a.q_norm_weight,
-                           &a.k_norm_weight, &a.k_scale, &a.v_scale, &a.query_positions, &a.attention_bias}) {
-    if (view->present()) visit(view->data, view->type);
-  }
-  for (MutableTensorView* view : {&a.key_cache, &a.value_cache, &a.output, &a.output_qk, &a.lse}) {
-    if (!view->present()) continue;
-    const void* data = view->data;
-    visit(data, view->type);
-    view->data = const_cast<void*>(data);
-  }
-}
-
 }  // namespace
 
 void expect_success(cudaError_t error, const char* what) {
@@ -89,8 +74,8 @@ void DeviceCall::place() {
   for (auto& [name, mirror] : mirrors_) {
     std::size_t shift = 0;
     if (placement_ == Placement::kElementAligned && mirror.host != nullptr) {
-      for_each_tensor(arguments_, [&, &mirror = mirror](const void*& data, ElementType type) {
-        if (data == mirror.host) shift = size_in_bytes(type);
+      for_each_device_tensor(call_.arguments, [&, &mirror = mirror](const auto& view) {
+        if (view.data == mirror.host) shift = size_in_bytes(view.type);
       });
     }
     mirror.at = used + kGuardBytes + shift;
@@ -108,16 +93,11 @@ void DeviceCall::place() {
     for (auto& [name, mirror] : mirrors_) mirror.device = memory_.back()->data() + mirror.at;
   }
   arguments_ = call_.arguments;
-  for_each_tensor(arguments_, [&](const void*& data, ElementType) {
+  for_each_device_tensor(arguments_, [&](auto& view) {
     // A view may start inside of a buffer: K and V interleaved in one tensor.
-    for (const auto& [name, mirror] : mirrors_) {
-      const auto* bytes = static_cast<const std::byte*>(data);
-      if (mirror.host == nullptr || bytes < mirror.host || bytes > mirror.host + mirror.bytes) continue;
-      if (bytes == mirror.host + mirror.bytes && mirror.bytes > 0) continue;  // the start of what lies behind it
-      data = mirror.device + (bytes - mirror.host);
-      return;
-    }
-    ADD_FAILURE() << "a tensor of the Call has no buffer";
+    const Call::Location location = call_.locate(view.data);
+    ASSERT_NE(location.tensor, "") << "a tensor of the Call has no buffer";
+    view.data = mirrors_.find(location.tensor)->second.device + location.offset;
   });
 }
 
@@ -200,10 +180,13 @@ std::string missing_cuda() {
   if (Status status = validate(call.arguments, call.attributes, problem); !status.ok()) return status.message();
   PlanOptions options;
   options.device = DeviceKind::kCuda;
+  std::string refusal = "this build has no CUDA backends";
   for (const Verdict& verdict : explain(problem, options)) {
-    if (!verdict.refusal.empty()) return verdict.refusal;
+    // The last backend takes every legal call, where there is a device.
+    if (verdict.refusal.empty()) return {};
+    refusal = verdict.refusal;
   }
-  return {};
+  return refusal;
 }
 
 std::vector<std::string> cuda_backends(const Call& call) {

@@ -119,6 +119,16 @@ std::byte* Call::cache_row(const MutableTensorView& cache, std::int64_t slot, st
   return static_cast<std::byte*>(cache.data) + elements * static_cast<std::int64_t>(size_in_bytes(cache.type));
 }
 
+Call::Location Call::locate(const void* data) const {
+  const auto* byte = static_cast<const std::byte*>(data);
+  for (const auto& [name, buffer] : buffers_) {
+    if (byte < buffer.data() || byte > buffer.data() + buffer.size()) continue;
+    if (byte == buffer.data() + buffer.size() && buffer.size() > 0) continue;
+    return {name, static_cast<std::size_t>(byte - buffer.data())};
+  }
+  return {};
+}
+
 GuardedBuffer& Call::buffer(std::string_view tensor) {
   return buffers_.find(tensor)->second;
 }

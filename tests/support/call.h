@@ -48,6 +48,14 @@ class Call {
   // The stored bytes of one row of a cache: `slot`, head `head`.
   std::byte* cache_row(const MutableTensorView& cache, std::int64_t slot, std::int64_t head) const;
 
+  // Where `data` lies: the tensor whose buffer it is in and the bytes before it. The end of a buffer is in it only
+  // where the buffer is empty. An empty name: in none.
+  struct Location {
+    std::string tensor;
+    std::size_t offset = 0;
+  };
+  Location locate(const void* data) const;
+
   GuardedBuffer& buffer(std::string_view tensor);
   bool has_buffer(std::string_view tensor) const { return buffers_.find(tensor) != buffers_.end(); }
 
@@ -103,5 +111,19 @@ class Call {
   std::int64_t num_blocks_ = 0;
   std::vector<std::int64_t> spare_blocks_;
 };
+
+// Calls visit(view) for every tensor of `arguments` that is there and, on a GPU, lies in device memory: all but
+// attention_metadata. Views of inputs are TensorView&, all others MutableTensorView&.
+template <typename Visit>
+void for_each_device_tensor(Arguments& a, const Visit& visit) {
+  for (TensorView* view : {&a.query, &a.key, &a.value, &a.cumulative_sequence_length, &a.past_seqlens, &a.block_table,
+                           &a.cos_cache, &a.sin_cache, &a.slot_mapping, &a.head_sink, &a.q_norm_weight,
+                           &a.k_norm_weight, &a.k_scale, &a.v_scale, &a.query_positions, &a.attention_bias}) {
+    if (view->present()) visit(*view);
+  }
+  for (MutableTensorView* view : {&a.key_cache, &a.value_cache, &a.output, &a.output_qk, &a.lse}) {
+    if (view->present()) visit(*view);
+  }
+}
 
 }  // namespace octavo::testing

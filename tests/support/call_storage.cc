@@ -85,9 +85,11 @@ void Call::make_caches() {
     const MutableTensorView both =
         add_mutable("key_cache", storage_of(k_format), {blocks, 2 * tokens, heads, width(k_format)});
     const std::int64_t half = tokens * heads * width(k_format);
-    arguments.key_cache.data = both.data;
-    arguments.value_cache.data =
-        static_cast<std::byte*>(both.data) + half * static_cast<std::int64_t>(size_in_bytes(both.type));
+    arguments.key_cache.data = arguments.value_cache.data = both.data;
+    if (blocks > 0) {  // in an empty tensor there is nothing behind K
+      arguments.value_cache.data =
+          static_cast<std::byte*>(both.data) + half * static_cast<std::int64_t>(size_in_bytes(both.type));
+    }
     arguments.key_cache.strides[0] = arguments.value_cache.strides[0] = 2 * half;
   } else {
     arguments.key_cache = add_mutable("key_cache", storage_of(k_format), {blocks, tokens, heads, width(k_format)});
