@@ -1,5 +1,6 @@
 #include "dispatch/choose.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 
@@ -18,7 +19,16 @@ std::string names(DeviceKind device, Backends candidates) {
     if (!text.empty()) text += ", ";
     text += backend->name;
   }
-  return text.empty() ? "none" : text;
+  return text;
+}
+
+// How to come by a backend for a device for which this build has none.
+const char* remedy(DeviceKind device) {
+  switch (device) {
+    case DeviceKind::kCpu: break;  // every build has one
+    case DeviceKind::kCuda: return "build octavo with -DOCTAVO_CUDA=ON, or plan for the cpu";
+  }
+  return "add one to src/backends.cc";
 }
 
 // a * b for a, b >= 0, or the largest number where that overflows.
@@ -47,6 +57,12 @@ std::vector<Verdict> judge(const Problem& problem, DeviceKind device, Backends c
 }
 
 Status choose(const Problem& problem, const PlanOptions& options, Backends candidates, const Backend*& chosen) {
+  const bool none = std::none_of(candidates.begin(), candidates.end(),
+                                 [&options](const Backend* backend) { return backend->device == options.device; });
+  if (none) {
+    return {StatusCode::kUnsupported, cat("PlanOptions::device: this build of octavo has no backend for the ",
+                                          name(options.device), "; ", remedy(options.device))};
+  }
   bool known = options.backend.empty();
   std::string refusals;
   for (const Backend* backend : candidates) {
@@ -66,7 +82,6 @@ Status choose(const Problem& problem, const PlanOptions& options, Backends candi
                                         " or be empty, got '", options.backend, "'; this build has ",
                                         names(options.device, candidates)));
   }
-  if (refusals.empty()) refusals = "this build has none";
   return {StatusCode::kUnsupported,
           cat("no backend for the ", name(options.device), " takes this call (", refusals,
               "); the call is legal, drop one of the features named or build octavo with a backend that has them")};

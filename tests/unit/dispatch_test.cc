@@ -46,7 +46,8 @@ TEST(Choose, SaysWhenThereIsNoBackend) {
   const dispatch::Backend* chosen = nullptr;
   const Status status = choose(problem_with({}), {}, {}, chosen);
   EXPECT_EQ(status.code(), StatusCode::kUnsupported);
-  EXPECT_NE(status.message().find("(this build has none)"), std::string::npos) << status.message();
+  EXPECT_EQ(status.message(),
+            "PlanOptions::device: this build of octavo has no backend for the cpu; add one to src/backends.cc");
 }
 
 TEST(Choose, LooksAtTheBackendsOfTheDeviceOnly) {
@@ -55,8 +56,12 @@ TEST(Choose, LooksAtTheBackendsOfTheDeviceOnly) {
   options.device = DeviceKind::kCuda;
   const Status status = choose(problem_with({}), options, kSpecialists, chosen);
   EXPECT_EQ(status.code(), StatusCode::kUnsupported);
-  EXPECT_NE(status.message().find("no backend for the cuda takes this call (this build has none)"), std::string::npos)
-      << status.message();
+  const std::string how_to_get_cuda =
+      "PlanOptions::device: this build of octavo has no backend for the cuda; build octavo with -DOCTAVO_CUDA=ON, or "
+      "plan for the cpu";
+  EXPECT_EQ(status.message(), how_to_get_cuda);
+  options.backend = "cuda_general";  // a name that another build has
+  EXPECT_EQ(choose(problem_with({}), options, kSpecialists, chosen).message(), how_to_get_cuda);
   EXPECT_EQ(chosen, nullptr);
   EXPECT_TRUE(judge(problem_with({}), DeviceKind::kCuda, kSpecialists).empty());
 }
@@ -220,6 +225,20 @@ TEST(PagedAttention, ValidatesPlansAndRunsWithTheExecutorsConcurrency) {
   call.attributes.num_heads = 0;
   EXPECT_EQ(paged_attention(call.arguments, call.attributes).code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(run_record().runs, 1);
+}
+
+TEST(PagedAttention, RefusesADeviceWhoseMemoryItDoesNotAllocate) {
+  ValidCall call(Base::kFull);
+  run_record() = {};
+  PlanOptions options;
+  options.device = DeviceKind::kCuda;
+  const Status status = paged_attention(call.arguments, call.attributes, options);
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(
+      status.message(),
+      "PlanOptions::device: paged_attention() allocates host memory and runs on the cpu only; call validate, plan "
+      "and run with a workspace on the device");
+  EXPECT_EQ(run_record().runs, 0);
 }
 
 TEST(Version, IsTheProjects) {
