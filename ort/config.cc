@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdlib>
 #include <limits>
 #include <optional>
+#include <string_view>
 #include <thread>
 
 namespace octavo::ort {
@@ -43,6 +45,31 @@ Status read_positive(const OrtApi& api, const OrtSessionOptions* options, const 
   return {};
 }
 
+// The switch by which ONNX Runtime's own attention kernels say what they take, with the values that it understands.
+constexpr const char* kStockSwitch = "ORT_ENABLE_ATTENTION_KERNEL_DEBUG_INFO";
+
+Status read_explain(const OrtApi& api, const OrtSessionOptions* options, bool& explain) {
+  constexpr const char* kEntry = "octavo.explain";
+  std::optional<std::string> text;
+  Status status = read_entry(api, options, kEntry, text);
+  if (!status.ok()) return status;
+  if (text) {
+    if (*text != "0" && *text != "1") {
+      return Status::invalid_argument(std::string("session config entry ") + kEntry +
+                                      " must be \"0\" or \"1\", got \"" + *text +
+                                      "\"; correct it, or leave it out for \"0\"");
+    }
+    explain = *text == "1";
+    return {};
+  }
+  const char* value = std::getenv(kStockSwitch);
+  const std::string_view set = value == nullptr ? "" : value;
+  explain = set == "1" || set == "true" || set == "True";
+  if (explain || set.empty() || set == "0" || set == "false" || set == "False") return {};
+  return Status::invalid_argument(std::string("environment variable ") + kStockSwitch +
+                                  " must be \"0\" or \"1\", got \"" + std::string(set) + "\"; correct it, or unset it");
+}
+
 }  // namespace
 
 Status read_config(const OrtApi& api, const OrtSessionOptions* options, Config& config) {
@@ -61,15 +88,7 @@ Status read_config(const OrtApi& api, const OrtSessionOptions* options, Config& 
   if (!status.ok()) return status;
   config.concurrency = static_cast<int>(concurrency);
 
-  text.reset();
-  status = read_entry(api, options, "octavo.explain", text);
-  if (!status.ok()) return status;
-  if (text && *text != "0" && *text != "1") {
-    return Status::invalid_argument("session config entry octavo.explain must be \"0\" or \"1\", got \"" + *text +
-                                    "\"; correct it, or leave it out for \"0\"");
-  }
-  config.explain = text == "1";
-  return {};
+  return read_explain(api, options, config.explain);
 }
 
 }  // namespace octavo::ort

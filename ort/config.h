@@ -2,11 +2,12 @@
 //
 //   octavo.backend                 backend name to force (for tests), as octavo::explain() prints it
 //   octavo.output_qk_limit_bytes   largest output_qk that is computed; default 1 GiB
-//   octavo.concurrency             tasks planned for; default: the processors of this machine. ONNX Runtime does not
-//   tell
-//                                  an operator how many threads its pool has. Speed and workspace depend on it, results
-//                                  do not.
-//   octavo.explain                 "1" logs, as a warning, which backend a node takes whenever that changes
+//   octavo.concurrency             tasks planned for on a CPU; default: the processors of this machine. ONNX Runtime
+//                                  does not tell an operator how many threads its pool has. Speed and workspace depend
+//                                  on it, results do not.
+//   octavo.explain                 "1" logs, as a warning, which backend a node takes whenever that changes. Left out,
+//                                  the environment variable decides by which ONNX Runtime's own attention kernels
+//                                  report their choice, ORT_ENABLE_ATTENTION_KERNEL_DEBUG_INFO
 #pragma once
 
 #include <cstdint>

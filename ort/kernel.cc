@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <limits>
 
 #include "ort/tensors.h"
-#include "ort/thread_pool.h"
 
 namespace octavo::ort {
 namespace {
@@ -34,32 +32,6 @@ constexpr std::array<TensorView Arguments::*, kInputCount> kReadOnlyInputs = {
     &Arguments::attention_bias,
 };
 
-// A workspace out of ONNX Runtime's arena, given back at the end of the call.
-class ArenaBuffer {
- public:
-  ArenaBuffer(const OrtApi& api, OrtAllocator* allocator) noexcept : api_(api), allocator_(allocator) {}
-  ~ArenaBuffer() {
-    if (data_ != nullptr) static_cast<void>(succeeded(api_, api_.AllocatorFree(allocator_, data_)));
-  }
-  ArenaBuffer(const ArenaBuffer&) = delete;
-  ArenaBuffer& operator=(const ArenaBuffer&) = delete;
-
-  Status allocate(std::size_t bytes, Workspace& workspace) {
-    workspace = Workspace();
-    if (bytes == 0) return {};
-    const std::size_t with_padding = bytes + kWorkspaceAlignment;
-    Status status =
-        from_ort_status(api_, api_.AllocatorAlloc(allocator_, with_padding, &data_), "allocating the workspace");
-    if (status.ok()) workspace = aligned_workspace(data_, with_padding);
-    return status;
-  }
-
- private:
-  const OrtApi& api_;
-  OrtAllocator* allocator_;
-  void* data_ = nullptr;
-};
-
 std::int64_t extent(const TensorView& view, std::size_t axis) noexcept {
   return static_cast<int>(axis) < view.rank && axis < view.shape.size() ? view.shape[axis] : 0;
 }
@@ -85,7 +57,7 @@ Status in_words_of_a_session(Status status) {
 
 }  // namespace
 
-Status Kernel::create(const OrtApi& api, const Config& config, const OrtKernelInfo* info,
+Status Kernel::create(const OrtApi& api, const Config& config, MakeDevice make_device, const OrtKernelInfo* info,
                       std::unique_ptr<Kernel>& kernel) {
   std::unique_ptr<Kernel> created(new Kernel(api, config));
   Status status = read_attributes(api, info, created->attributes_);
@@ -93,14 +65,9 @@ Status Kernel::create(const OrtApi& api, const Config& config, const OrtKernelIn
   if (status.ok()) status = read_outputs(api, info, created->attributes_, created->outputs_);
   if (!status.ok()) return status;
   created->node_name_ = node_name(api, info);
-  status = from_ort_status(api, api.KernelInfoGetAllocator(info, OrtMemTypeDefault, &created->allocator_),
-                           "getting the allocator");
+  status = make_device(api, info, created->device_);
   if (status.ok()) kernel = std::move(created);
   return status;
-}
-
-Kernel::~Kernel() {
-  if (allocator_ != nullptr) api_.ReleaseAllocator(allocator_);
 }
 
 Status Kernel::compute(OrtKernelContext* context) {
@@ -119,16 +86,10 @@ Status Kernel::compute(OrtKernelContext* context) {
   status = bind_outputs(context, arguments);
   if (!status.ok()) return status;
 
-  ArenaBuffer buffer(api_, allocator_);
-  Workspace workspace;
-  status = buffer.allocate(plan->workspace_bytes(), workspace);
+  std::vector<CacheCopy> copies;
+  status = find_copies(*plan, arguments, cache_inputs, copies);
   if (!status.ok()) return status;
-  status = copy_caches(*plan, arguments, cache_inputs);
-  if (!status.ok()) return status;
-  ContextExecutor executor(api_, context, plan->concurrency());
-  RunContext run_context;
-  run_context.executor = &executor;
-  return run(*plan, arguments, workspace, run_context);
+  return device_->run(context, *plan, arguments, copies);
 }
 
 Status Kernel::read_inputs(const OrtKernelContext* context, Arguments& arguments) const {
@@ -179,16 +140,22 @@ void Kernel::shape_outputs(Arguments& arguments) const {
       MutableTensorView(&not_yet_allocated, outputs_.output_qk_type, {a.num_heads, token_count, context_len});
 }
 
+PlanOptions Kernel::plan_options() const noexcept {
+  PlanOptions options;
+  options.concurrency = config_.concurrency;
+  options.output_qk_limit_bytes = config_.output_qk_limit_bytes;
+  device_->place(options);
+  return options;
+}
+
 Status Kernel::plan_for(const Problem& problem, const OrtKernelContext* context, std::shared_ptr<const Plan>& plan) {
   std::shared_ptr<const Plan> latest = latest_plan_.load(std::memory_order_acquire);
   if (latest != nullptr && latest->problem() == problem) {
     plan = std::move(latest);
     return {};
   }
-  PlanOptions options;
-  options.concurrency = config_.concurrency;
+  PlanOptions options = plan_options();
   options.backend = config_.backend;
-  options.output_qk_limit_bytes = config_.output_qk_limit_bytes;
   auto made = std::make_shared<Plan>();
   if (Status status = octavo::plan(problem, options, *made); !status.ok())
     return in_words_of_a_session(std::move(status));
@@ -202,9 +169,7 @@ Status Kernel::plan_for(const Problem& problem, const OrtKernelContext* context,
 void Kernel::explain_choice(const Plan& plan, const OrtKernelContext* context) const {
   std::string text = "octavo: node \"" + node_name_ + "\" takes backend " + std::string(plan.backend_name()) +
                      " for features " + to_string(plan.problem().features);
-  PlanOptions options;
-  options.concurrency = config_.concurrency;
-  for (const Verdict& verdict : explain(plan.problem(), options)) {
+  for (const Verdict& verdict : explain(plan.problem(), plan_options())) {
     if (!verdict.refusal.empty()) text += "; " + verdict.backend + " refuses: " + verdict.refusal;
   }
   const OrtLogger* logger = nullptr;
@@ -227,7 +192,8 @@ Status Kernel::bind_outputs(OrtKernelContext* context, Arguments& arguments) con
 
 // A cache output in its input's buffer is updated in place. One that lies elsewhere gets the old contents first, and
 // the input stays as it is. Nothing is copied for a call that run() would refuse.
-Status Kernel::copy_caches(const Plan& plan, const Arguments& arguments, const CacheInputs& inputs) const {
+Status Kernel::find_copies(const Plan& plan, const Arguments& arguments, const CacheInputs& inputs,
+                           std::vector<CacheCopy>& copies) const {
   const std::size_t key_bytes = arguments.key_cache.data == inputs.key ? 0 : byte_count(arguments.key_cache);
   const std::size_t value_bytes = arguments.value_cache.data == inputs.value ? 0 : byte_count(arguments.value_cache);
   if (key_bytes == 0 && value_bytes == 0) return {};
@@ -242,8 +208,8 @@ Status Kernel::copy_caches(const Plan& plan, const Arguments& arguments, const C
         "buffer or to one of its own");
   }
   if (Status status = check(plan, arguments); !status.ok()) return status;
-  if (key_bytes != 0) std::memcpy(arguments.key_cache.data, inputs.key, key_bytes);
-  if (value_bytes != 0) std::memcpy(arguments.value_cache.data, inputs.value, value_bytes);
+  if (key_bytes != 0) copies.push_back({arguments.key_cache.data, inputs.key, key_bytes});
+  if (value_bytes != 0) copies.push_back({arguments.value_cache.data, inputs.value, value_bytes});
   return {};
 }
 

@@ -3,20 +3,21 @@
 
 #include <atomic>
 #include <memory>
+#include <vector>
 
 #include "octavo/paged_attention.h"
 #include "ort/api.h"
 #include "ort/attributes.h"
 #include "ort/config.h"
+#include "ort/device.h"
 
 namespace octavo::ort {
 
 class Kernel {
  public:
-  // `api` and `config` outlive the kernel. Errors: what read_attributes() and read_outputs() refuse.
-  static Status create(const OrtApi& api, const Config& config, const OrtKernelInfo* info,
+  // `api` and `config` outlive the kernel. Errors: what read_attributes() and read_outputs() refuse, and the device's.
+  static Status create(const OrtApi& api, const Config& config, MakeDevice make_device, const OrtKernelInfo* info,
                        std::unique_ptr<Kernel>& kernel);
-  ~Kernel();
   Kernel(const Kernel&) = delete;
   Kernel& operator=(const Kernel&) = delete;
 
@@ -36,17 +37,19 @@ class Kernel {
 
   Status read_inputs(const OrtKernelContext* context, Arguments& arguments) const;
   void shape_outputs(Arguments& arguments) const;
+  PlanOptions plan_options() const noexcept;
   Status plan_for(const Problem& problem, const OrtKernelContext* context, std::shared_ptr<const Plan>& plan);
   void explain_choice(const Plan& plan, const OrtKernelContext* context) const;
   Status bind_outputs(OrtKernelContext* context, Arguments& arguments) const;
-  Status copy_caches(const Plan& plan, const Arguments& arguments, const CacheInputs& inputs) const;
+  Status find_copies(const Plan& plan, const Arguments& arguments, const CacheInputs& inputs,
+                     std::vector<CacheCopy>& copies) const;
 
   const OrtApi& api_;
   const Config& config_;
   Attributes attributes_;
   OutputSet outputs_;
   std::string node_name_;
-  OrtAllocator* allocator_ = nullptr;  // of ONNX Runtime, for the workspace
+  std::unique_ptr<Device> device_;
   // The plan of the latest Problem. A session repeats the same few; whoever finds another one here plans anew.
   std::atomic<std::shared_ptr<const Plan>> latest_plan_;
 };

@@ -12,6 +12,7 @@
 
 #include "ort/api.h"
 #include "ort/config.h"
+#include "ort/device.h"
 #include "ort/kernel.h"
 #include "ort/shape_inference.h"
 #include "ort/tensors.h"
@@ -25,6 +26,18 @@ constexpr int kMinRuntimeMinor = 23;  // of 1.x, as the next
 // 1.23 to 1.27 abort when a node with a shape inference function leaves out an optional input; they infer types without
 // one.
 constexpr int kMinMinorWithShapeInference = 28;
+
+// The execution providers that get kernels. A runtime without one of them ignores its kernels.
+struct Provider {
+  const char* name;
+  MakeDevice make_device;
+};
+constexpr Provider kProviders[] = {
+    {"CPUExecutionProvider", make_cpu_device},
+#if OCTAVO_CUDA
+    {"CUDAExecutionProvider", make_cuda_device},
+#endif
+};
 
 // One combination of element types. ONNX Runtime takes one kernel per combination and chooses by the types of a node's
 // inputs.
@@ -49,6 +62,7 @@ constexpr bool is_cache_of(ElementType cache, ElementType tensor) {
 struct PagedAttentionOp : OrtCustomOp {
   const OrtApi* api;
   const Config* config;
+  const Provider* provider;
   Types types;
 };
 
@@ -101,14 +115,16 @@ std::size_t may_inplace(int** inputs, int** outputs) noexcept {
   return std::size(cache_inputs);
 }
 
-PagedAttentionOp make_op(const OrtApi& api, const Config& config, const Types& types, bool infers_shapes) noexcept {
+PagedAttentionOp make_op(const OrtApi& api, const Config& config, const Provider& provider, const Types& types,
+                         bool infers_shapes) noexcept {
   PagedAttentionOp op{};
   op.api = &api;
   op.config = &config;
+  op.provider = &provider;
   op.types = types;
   op.version = kApiVersion;
   op.GetName = [](const OrtCustomOp*) noexcept { return kName; };
-  op.GetExecutionProviderType = [](const OrtCustomOp*) noexcept { return "CPUExecutionProvider"; };
+  op.GetExecutionProviderType = [](const OrtCustomOp* op_) noexcept { return self(op_).provider->name; };
   op.GetInputTypeCount = [](const OrtCustomOp*) noexcept -> std::size_t { return kInputCount; };
   op.GetInputType = input_type;
   op.GetInputCharacteristic = [](const OrtCustomOp*, std::size_t index) noexcept {
@@ -135,7 +151,7 @@ PagedAttentionOp make_op(const OrtApi& api, const Config& config, const Types& t
     const OrtApi& api_ = *self(op_).api;
     return guarded(api_, [&]() -> Status {
       std::unique_ptr<Kernel> kernel;
-      Status status = Kernel::create(api_, *self(op_).config, info, kernel);
+      Status status = Kernel::create(api_, *self(op_).config, self(op_).provider->make_device, info, kernel);
       *out = kernel.release();
       if (status.code() != StatusCode::kInvalidArgument) return status;
       // While a session is made, ONNX Runtime turns every code into RUNTIME_EXCEPTION and drops the node's name.
@@ -192,11 +208,13 @@ class OperatorSet {
 
  private:
   Status fill(bool infers_shapes) {
-    for (const ElementType tensor : kTensorTypes) {
-      for (const ElementType key_cache : kCacheTypes) {
-        for (const ElementType value_cache : kCacheTypes) {
-          if (!is_cache_of(key_cache, tensor) || !is_cache_of(value_cache, tensor)) continue;
-          ops_.push_back(make_op(api_, config_, {tensor, key_cache, value_cache}, infers_shapes));
+    for (const Provider& provider : kProviders) {
+      for (const ElementType tensor : kTensorTypes) {
+        for (const ElementType key_cache : kCacheTypes) {
+          for (const ElementType value_cache : kCacheTypes) {
+            if (!is_cache_of(key_cache, tensor) || !is_cache_of(value_cache, tensor)) continue;
+            ops_.push_back(make_op(api_, config_, provider, {tensor, key_cache, value_cache}, infers_shapes));
+          }
         }
       }
     }

@@ -1,8 +1,11 @@
-"""Run the GPU tests, compute-sanitizer and the GPU benchmark, and write what came out to docs/gpu_check.json.
+"""Run the GPU tests, those through ONNX Runtime, compute-sanitizer and the GPU benchmark, and write what came out to
+docs/gpu_check.json.
 
-The file names the sources that it speaks for by their git tree ids, so that a stale one shows.
+The file names the sources that it speaks for by their git tree ids, so that a stale one shows. The tests through ONNX
+Runtime need an onnxruntime with the CUDA provider that python3 can import; without one they are left out, and the file
+says why, unless --ort demands them.
 
-Usage: gpu_check.py [--build DIR] [--output FILE] [--lanes N] [--skip sanitizers|bench ...]
+Usage: gpu_check.py [--build DIR] [--output FILE] [--lanes N] [--ort] [--skip tests|ort|sanitizers|bench ...]
 """
 
 from __future__ import annotations
@@ -10,12 +13,14 @@ from __future__ import annotations
 import argparse
 import datetime
 import hashlib
+import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import xml.etree.ElementTree as ElementTree
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -123,6 +128,91 @@ def run_sanitizer(binary: Path, tool: str) -> dict[str, object]:
     return result
 
 
+# Copies, workspaces, host and device inputs of a call, bad values, and a captured graph.
+SANITIZED_ORT_TESTS = " or ".join(
+    (
+        "nineteen_inputs",
+        "bound_elsewhere",
+        "long_contexts",
+        "garbage",
+        "wild_block_id",
+        "(replays_equal_plain_runs and int8_decode)",
+    )
+)
+ORT_SECONDS = 400
+# Measures the device's free memory, which sessions of other processes change.
+ALONE = "test_many_sessions_leave_no_memory"
+
+
+def find_onnxruntime() -> tuple[str, str]:
+    """The version of the onnxruntime that can be imported, and why the tests cannot use it (empty: they can)."""
+    script = "import onnxruntime as o; print(o.__version__, 'CUDAExecutionProvider' in o.get_available_providers())"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    if done.returncode != 0:
+        return "", "no onnxruntime can be imported"
+    version, has_provider = done.stdout.split()
+    return version, "" if has_provider == "True" else f"onnxruntime {version} has no CUDAExecutionProvider"
+
+
+def run_pytest(library: Path, arguments: list[str], wrapper: list[str] | None = None) -> dict[str, object]:
+    """tests/ort_cuda with the library: how many passed, and the names of those that failed or were skipped."""
+    command = [*(wrapper or []), sys.executable, "-m", "pytest", "tests/ort_cuda", "-q", "--tb=short", *arguments]
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        environment = {**os.environ, "OCTAVO_ORT_LIBRARY": str(library)}
+        try:
+            done = subprocess.run(
+                [*command, f"--junit-xml={report}"],
+                cwd=ROOT,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=ORT_SECONDS,
+            )
+            log, code = done.stdout, done.returncode
+        except subprocess.TimeoutExpired as expired:
+            log, code = str(expired.stdout), f"no end within {ORT_SECONDS} s"
+        passed, failed, skipped = 0, [], []
+        for case in ElementTree.parse(report).getroot().iter("testcase") if report.is_file() else ():
+            name = f"{(case.get('classname') or '').rpartition('.')[2]}.{case.get('name')}"
+            if case.find("failure") is not None or case.find("error") is not None:
+                failed.append(name)
+            elif case.find("skipped") is not None:
+                skipped.append(name)
+            else:
+                passed += 1
+    if code != 0 and not failed:
+        failed.append(f"pytest ended with {code}")
+    if failed:
+        print(log[-20000:])
+    return {"passed": passed, "failed": failed, "skipped": skipped, "log": log}
+
+
+def run_ort(library: Path, lanes: int) -> dict[str, object]:
+    """The tests through ONNX Runtime, in `lanes` processes where pytest-xdist is there, then the one that wants to be
+    alone. Nothing may be skipped."""
+    version, reason = find_onnxruntime()
+    if reason:
+        return {"onnxruntime": version, "passed": 0, "failed": [], "left_out": reason}
+    parallel = ["-n", str(lanes)] if importlib.util.find_spec("xdist") else []
+    runs = [run_pytest(library, ["-k", f"not {ALONE}", *parallel]), run_pytest(library, ["-k", ALONE])]
+    return {
+        "onnxruntime": version,
+        "passed": sum(run["passed"] for run in runs),
+        "failed": sorted(name for run in runs for name in (*run["failed"], *run["skipped"])),
+    }
+
+
+def run_ort_memcheck(library: Path) -> dict[str, object]:
+    """A few of them under memcheck, in one process."""
+    wrapper = ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "99"]
+    run = run_pytest(library, ["-k", SANITIZED_ORT_TESTS, "-p", "no:xdist"], wrapper)
+    summary = re.findall(r"ERROR SUMMARY: .*", str(run["log"]))
+    ok = run["passed"] > 0 and not run["failed"] and not run["skipped"] and bool(summary)
+    return {"ok": ok, "tests": run["passed"], "summary": summary[-1] if summary else ""}
+
+
 def run_bench(binary: Path) -> list[dict[str, object]]:
     """The benchmark's rows."""
     with tempfile.TemporaryDirectory() as folder:
@@ -136,28 +226,42 @@ def main() -> int:
     parser.add_argument("--build", type=Path, default=ROOT / "build/cuda")
     parser.add_argument("--output", type=Path, default=ROOT / "docs/gpu_check.json")
     parser.add_argument("--lanes", type=int, default=max(1, (os.cpu_count() or 2) - 2))
-    parser.add_argument("--skip", nargs="*", choices=("sanitizers", "bench"), default=[])
+    parser.add_argument("--ort", action="store_true", help="fail where the tests through ONNX Runtime cannot run")
+    parser.add_argument("--skip", nargs="*", choices=("tests", "ort", "sanitizers", "bench"), default=[])
     options = parser.parse_args()
     folder = options.build / "tests/cuda"
+    library = (options.build / "ort/liboctavo_ort.so").resolve()
 
     report: dict[str, object] = {
         "trees": {name: tree_id(ROOT / name) for name in TREES},
         "device": device(),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
-        "tests": run_tests(folder / "octavo_cuda_test", options.lanes),
     }
-    ok = not report["tests"]["failed"] and report["tests"]["passed"] > 0
+    ok = True
+    if "tests" not in options.skip:
+        report["tests"] = run_tests(folder / "octavo_cuda_test", options.lanes)
+        ok = not report["tests"]["failed"] and report["tests"]["passed"] > 0
+    if "ort" not in options.skip:
+        report["ort"] = run_ort(library, options.lanes)
+        ok = ok and not report["ort"]["failed"]
+    ort_ran = report.get("ort", {}).get("passed", 0) > 0
+    ok = ok and (ort_ran or not options.ort)
     if "bench" not in options.skip:  # before the sanitizers, which slow the card down
         report["bench"] = run_bench(folder / "octavo_cuda_bench")
     if "sanitizers" not in options.skip:
-        with ThreadPoolExecutor(len(SANITIZERS)) as pool:
-            runs = {tool: pool.submit(run_sanitizer, folder / "octavo_cuda_test", tool) for tool in SANITIZERS}
+        with ThreadPoolExecutor(len(SANITIZERS) + 1) as pool:
+            runs = {}
+            if "tests" not in options.skip:
+                binary = folder / "octavo_cuda_test"
+                runs |= {tool: pool.submit(run_sanitizer, binary, tool) for tool in SANITIZERS}
+            if ort_ran:
+                runs["memcheck, onnxruntime"] = pool.submit(run_ort_memcheck, library)
             results = {tool: run.result() for tool, run in runs.items()}
         report["sanitizers"] = results
         ok = ok and all(result["ok"] for result in results.values())
     report["ok"] = ok
     options.output.write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps({key: report[key] for key in ("tests", "sanitizers", "ok") if key in report}, indent=1))
+    print(json.dumps({key: report[key] for key in ("tests", "ort", "sanitizers", "ok") if key in report}, indent=1))
     return 0 if ok else 1
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import onnxruntime
 import pytest
@@ -297,6 +302,47 @@ def test_explain_names_node_and_backend(rng: np.random.Generator, capfd: pytest.
     log = capfd.readouterr().err
     assert log.count('octavo: node "attention" takes backend cpu_') == 1
     assert "head_sink" in log
+
+
+SWITCH_SCRIPT = """
+import sys
+sys.path.insert(0, {path!r})
+import numpy as np, onnxruntime
+from support import library_path, make_case, make_model, run_bound
+case = make_case(np.random.default_rng(1))
+options = onnxruntime.SessionOptions()
+for entry in {config!r}.items():
+    options.add_session_config_entry(*entry)
+options.register_custom_ops_library(library_path())
+model = make_model(case).SerializeToString()
+run_bound(onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"]), case)
+"""
+
+
+@pytest.mark.parametrize(
+    ("value", "config", "reported"),
+    [
+        ("1", {}, True),
+        ("0", {}, False),
+        (None, {}, False),
+        ("1", {"octavo.explain": "0"}, False),
+        ("0", {"octavo.explain": "1"}, True),
+        ("yes", {}, None),
+    ],
+)
+def test_the_debug_switch_of_stock_attention(value: str | None, config: dict, reported: bool | None) -> None:
+    """Risk: the switch under which stock reports the choice of its attention kernels leaves out ours, or overrides the
+    session's own setting. In a process of its own: ONNX Runtime's C library sees no change of os.environ."""
+    name = "ORT_ENABLE_ATTENTION_KERNEL_DEBUG_INFO"
+    environment = {k: v for k, v in os.environ.items() if k != name} | ({name: value} if value else {})
+    script = SWITCH_SCRIPT.format(path=str(Path(__file__).resolve().parent), config=config)
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=300)
+    if reported is None:
+        assert done.returncode != 0
+        assert f'{name} must be "0" or "1", got "{value}"' in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    assert ("takes backend cpu_" in done.stderr) == reported, done.stderr
 
 
 def test_a_second_registration_does_nothing(rng: np.random.Generator) -> None:
