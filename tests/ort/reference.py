@@ -2,6 +2,9 @@
 
 Loops over tokens and heads, no cleverness. Arrays carry the names of the operator's inputs; an absent one is None or
 missing. 4-bit caches are uint8 with element 2i in the low nibble of byte i.
+
+Beside each result stands a bound of the error that float32 arithmetic makes on the way to it, in the same units: that
+of the oracle of the C++ tests (tests/reference), which is calibrated there. Rounding to a result's type comes on top.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ import ml_dtypes
 import numpy as np
 
 E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+ROUNDOFF = 2.0**-24  # of float32
+UNDERFLOW = 2.0**-125  # below its smallest normal number float32 arithmetic may flush to 0
 DEFAULTS = {
     "scale": 0.0,
     "softcap": 0.0,
@@ -100,6 +105,31 @@ def rope(x: np.ndarray, positions: np.ndarray, cos_cache: np.ndarray, sin_cache:
     return x
 
 
+def query_error(inputs: dict, attributes: dict, q: np.ndarray) -> np.ndarray:
+    """How far each element of the prologue's Q may be off in float32."""
+    a = with_defaults(attributes)
+    error = np.zeros_like(q)
+    x = inputs["query"].astype(np.float64)[:, : q[0].size].reshape(q.shape) if len(q) else q
+    if inputs.get("q_norm_weight") is not None:
+        x = rms_norm(x, inputs["q_norm_weight"], a["qk_norm_epsilon"])
+        error = 8 * ROUNDOFF * np.abs(x)
+    if a["do_rotary"]:
+        positions = token_positions(inputs)
+        cos, sin = np.abs(inputs["cos_cache"]), np.abs(inputs["sin_cache"])
+
+        def sum_of_magnitudes(v: np.ndarray) -> np.ndarray:
+            """|v1 cos| + |v2 sin| of each rotated pair: one of the two directions adds them."""
+            return np.maximum(rope(v, positions, cos, sin, a), rope(v, positions, cos, -sin, a))
+
+        error = sum_of_magnitudes(error) + 2 * ROUNDOFF * sum_of_magnitudes(np.abs(x))
+    return error
+
+
+def exponential_error(score: np.ndarray | float, top: float) -> np.ndarray | float:
+    """Relative error of exp(score - top), beside that of the score: of the subtraction and of the exponential."""
+    return ROUNDOFF * (4 + 2 * np.abs(score - top))
+
+
 def tokens_of(inputs: dict) -> list[tuple[int, int, int]]:
     """(token, sequence, offset in its sequence's new tokens) of every token that is no padding."""
     cu = inputs["cumulative_sequence_length"]
@@ -167,9 +197,11 @@ def updated_caches(inputs: dict, attributes: dict) -> tuple[np.ndarray, np.ndarr
 def attend(
     inputs: dict, attributes: dict, key_cache: np.ndarray, value_cache: np.ndarray | None
 ) -> dict[str, np.ndarray]:
-    """Attention over caches that hold the new tokens: output (tokens, N*Hv), output_qk (N, tokens, context)."""
+    """Attention over caches that hold the new tokens: output (tokens, N*Hv), output_qk (N, tokens, context), and the
+    bounds of their errors, output_error and output_qk_error, of the same shapes."""
     a = with_defaults(attributes)
     q, _, _ = prologue(inputs, attributes)
+    q_error = query_error(inputs, attributes, q)
     token_count, n, head_size = q.shape
     g = a["kv_num_heads"]
     keys = decode(key_cache, logical_type(key_cache, a["k_cache_dtype"]), inputs.get("k_scale"), head_size)
@@ -188,6 +220,7 @@ def attend(
         context = min(context, int(metadata[1]))
     output = np.zeros((token_count, n, v_head_size))
     output_qk = np.zeros((n, token_count, context))
+    output_error, output_qk_error = np.zeros_like(output), np.zeros_like(output_qk)
     bias = inputs.get("attention_bias")
     positions = token_positions(inputs)
     cu, past = inputs["cumulative_sequence_length"], inputs["past_seqlens"]
@@ -204,12 +237,18 @@ def attend(
                 seen.append((position, block, position % block_size))
         for h in range(n):
             group = h // (n // g)
-            scores = np.array([scale * (q[t, h] @ keys[block, offset, group]) for _, block, offset in seen])
+            k = np.array([keys[block, offset, group] for _, block, offset in seen]).reshape(len(seen), head_size)
+            scores = scale * (k @ q[t, h])
+            # Of a sum of products, relative to the sum of their magnitudes: errors of either sign add up like a root.
+            of_dot = (2 + np.sqrt(head_size)) * ROUNDOFF
+            score_error = abs(scale) * (np.abs(k) @ (q_error[t, h] + of_dot * np.abs(q[t, h])))
             if a["softcap"] > 0:
                 scores = a["softcap"] * np.tanh(scores / a["softcap"])
+                score_error += 4 * ROUNDOFF * np.abs(scores)
             if bias is not None:
                 plane = bias[b if bias.shape[0] > 1 else 0, h if bias.shape[1] > 1 else 0, j].astype(np.float64)
                 scores = scores + np.array([plane[position] for position, _, _ in seen])
+            score_error = np.where(np.isfinite(scores), score_error + 2 * ROUNDOFF * np.abs(scores), 0)
             sink = inputs.get("head_sink")
             logits = scores if sink is None else np.append(scores, float(sink[h]))
             top = logits.max(initial=-np.inf)
@@ -219,8 +258,28 @@ def attend(
             for p, (_, block, offset) in zip(probabilities, seen, strict=True):
                 if p > 0:  # an excluded value may be anything, NaN included
                     output[t, h] += p * values[block, offset, group]
-            shown = scores if a["qk_output"] == 1 else probabilities
-            for s, (position, _, _) in zip(shown, seen, strict=True):
+
+            live = np.flatnonzero(probabilities > 0)
+            p = probabilities[live]
+            sink_weight = 0.0 if sink is None or total == 0 else np.exp(float(sink[h]) - top) / total
+            sink_error = sink_weight and sink_weight * exponential_error(float(sink[h]), top)
+            # The derivative of the output with respect to a score is p * (value - output). The sum over positions is
+            # off by up to three times the root of their number.
+            of_weight = score_error[live] + exponential_error(scores[live], top)
+            of_sum = ROUNDOFF * (4 + 3 * np.sqrt(len(seen)))
+            v = np.array([values[seen[i][1], seen[i][2], group] for i in live]).reshape(len(live), v_head_size)
+            output_error[t, h] = sink_error * np.abs(output[t, h]) + (p * of_weight) @ np.abs(v - output[t, h])
+            output_error[t, h] += (p * of_sum + UNDERFLOW) @ np.abs(v)
+            shown, shown_error = scores, score_error
+            if a["qk_output"] != 1:
+                shown, shown_error = probabilities, np.zeros(len(seen))
+                shown_error[live] = p * (of_weight + p @ of_weight + sink_error + of_sum) + UNDERFLOW
+            for s, e, (position, _, _) in zip(shown, shown_error, seen, strict=True):
                 if position < context:
-                    output_qk[h, t, position] = s
-    return {"output": output.reshape(token_count, n * v_head_size), "output_qk": output_qk}
+                    output_qk[h, t, position], output_qk_error[h, t, position] = s, e
+    return {
+        "output": output.reshape(token_count, n * v_head_size),
+        "output_error": output_error.reshape(token_count, n * v_head_size),
+        "output_qk": output_qk,
+        "output_qk_error": output_qk_error,
+    }
