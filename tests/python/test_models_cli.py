@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import onnx
@@ -171,6 +171,15 @@ def test_a_chat_template_is_used_or_asked_for(run: Run, library: None, model_dir
     assert done.returncode == 1 and "--raw" in done.stderr
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Programs started in the test heed SIGINT. A shell that starts tests in the background has them ignore it, and
+    what they start inherits that."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
 def interrupt_when(process: subprocess.Popen[bytes], descriptor: int, enough: int) -> bytes:
     """Reads until `enough` bytes have come, sends SIGINT, and reads the rest."""
     output, end, sent = b"", time.monotonic() + SECONDS, False
@@ -190,7 +199,7 @@ def interrupt_when(process: subprocess.Popen[bytes], descriptor: int, enough: in
     return output
 
 
-def test_ctrl_c_keeps_the_text_of_one_prompt(library: None, model_dir: Path) -> None:
+def test_ctrl_c_keeps_the_text_of_one_prompt(library: None, interruptible: None, model_dir: Path) -> None:
     arguments = command("generate", model_dir, "--raw", "--max-tokens", 16000, "--prompt", "the")
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
@@ -201,7 +210,7 @@ def test_ctrl_c_keeps_the_text_of_one_prompt(library: None, model_dir: Path) -> 
     assert "Traceback" not in errors and "interrupted" in errors and "tokens/s" in errors
 
 
-def test_ctrl_c_keeps_the_texts_of_several_prompts(library: None, model_dir: Path) -> None:
+def test_ctrl_c_keeps_the_texts_of_several_prompts(library: None, interruptible: None, model_dir: Path) -> None:
     """In a pipe, answers are written whole when they end: the first ends at once, the rest when interrupted."""
     prompts = [item for text in ("the", "he", "x") for item in ("--prompt", text)]
     arguments = command("generate", model_dir, "--raw", "--max-tokens", 16000, *prompts)
