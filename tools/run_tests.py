@@ -2,7 +2,8 @@
 
 Steps run side by side, at most two at a time; a step starts when those it needs have passed. A step with a JUnit report
 counts each test in it; any other step counts as one test. Of a failed step, the output of its failed tests is printed,
-or the end of its own; all of it is in build/test-logs/STEP.log.
+or the end of its own; all of it is in build/test-logs/STEP.log. What is skipped, a test or a whole step for want of a
+compiler, is printed with its reason.
 
 Usage: run_tests.py [--only STEP_OR_GROUP ...] [--list] [--fuzz-seconds N]
 """
@@ -11,11 +12,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+import shutil
 import subprocess
 import sys
 import threading
 import time
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,13 +31,18 @@ LANES = 2
 JOBS = str(os.cpu_count() or 2)
 MAX_PRINTED_CHARACTERS = 6_000  # of one failed step or test
 MAX_PRINTED_TESTS = 10  # of one step
+# What the preset cuda adds to the others. X/all is all of folder X, as Ninja names it.
+CUDA_TARGETS = ["octavo_ort", "octavo_cuda_host_test", "octavo_support_matrix", "tests/cuda/all", "bench/gpu/all"]
 
 Command = list[str]
 
 
 @dataclass(frozen=True)
 class Step:
-    """One thing to run. `reports` are JUnit files that its commands write; they must hold at least one test."""
+    """One thing to run. `reports` are JUnit files that its commands write; they must hold at least one test.
+
+    With a `skip` that is not empty, the step is not run and counts as one skipped test, for that reason.
+    """
 
     name: str
     commands: list[Command]
@@ -41,6 +50,16 @@ class Step:
     groups: tuple[str, ...] = ("test",)
     reports: tuple[Path, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
+    skip: str = ""
+
+
+@dataclass
+class Outcome:
+    """What came of a step: counts, the text to print where something failed, and the reasons of what was skipped."""
+
+    counts: Counts
+    output: str = ""
+    skips: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass
@@ -77,6 +96,33 @@ def cmake_steps(preset: str, groups: tuple[str, ...], ctest: Command) -> list[St
     ]
 
 
+def cuda_step() -> Step:
+    """The CUDA build, what of it runs without a GPU, and the GPU tests, which say why where there is none."""
+    build = BUILD / "cuda"
+    ctest_report = LOGS / "cuda.xml"
+    ort_report = LOGS / "cuda-ort.xml"  # on the CPU: the library serves it with CUDA inside as without
+    ort_cuda_report = LOGS / "cuda-ort-cuda.xml"
+    library = build / "ort/liboctavo_ort.so"
+    compiler = os.environ.get("CUDACXX", "nvcc")
+    return Step(
+        "cuda",
+        [
+            ["cmake", "--preset", "cuda"],
+            ["cmake", "--build", "--preset", "cuda", "-j", JOBS, "--target", *CUDA_TARGETS],
+            ["ctest", "--preset", "cuda", "-R", "^cuda", "--output-junit", str(ctest_report)],
+            [PYTHON, "-m", "pytest", "-q", "-n", str(LANES), "tests/ort", f"--junit-xml={ort_report}"],
+            [PYTHON, "-m", "pytest", "-q", "tests/ort_cuda", f"--junit-xml={ort_cuda_report}"],
+            ["sh", "tests/install/cuda_library.sh", str(library)],
+            ["sh", "tests/install/consumer.sh", "build/cuda", "build/consumer-cuda"],
+            [PYTHON, "tools/gen_support_matrix.py", "--check", str(build / "tools/octavo_support_matrix")],
+            [PYTHON, "tools/run_clang_tidy.py", "--build", str(build), "src/cuda", "src/backends.cc", "ort"],
+        ],
+        reports=(ctest_report, ort_report, ort_cuda_report),
+        environment={"OCTAVO_ORT_LIBRARY": str(library)},
+        skip="" if shutil.which(compiler) else f"{compiler} not found: CUDA not built",
+    )
+
+
 def all_steps(fuzz_seconds: int) -> list[Step]:
     """Every step, the long ones first: a free lane takes the first that is ready."""
     neon_report = LOGS / "neon.xml"
@@ -90,6 +136,7 @@ def all_steps(fuzz_seconds: int) -> list[Step]:
             "python-package",
             [[PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--no-build-isolation", "--no-deps", "."]],
         ),
+        cuda_step(),
         *cmake_steps("asan", ("test",), []),
         Step(
             "pytest",
@@ -103,6 +150,8 @@ def all_steps(fuzz_seconds: int) -> list[Step]:
                     "-n",
                     str(LANES),
                     "--dist=loadfile",
+                    "tests/python",
+                    "tests/ort",  # the step cuda has tests/ort_cuda
                     f"--junit-xml={pytest_report}",
                 ]
             ],
@@ -136,9 +185,10 @@ def all_steps(fuzz_seconds: int) -> list[Step]:
         Step(
             "support-matrix",
             [[PYTHON, "tools/gen_support_matrix.py", "--check"]],
-            needs=("python-package",),
+            needs=("build-dev",),
             groups=lint,
         ),
+        Step("gpu-check", [[PYTHON, "tools/check_gpu_record.py"]], groups=lint),
         Step(
             "fuzz",
             [["sh", "tools/fuzz.sh", str(fuzz_seconds)]],
@@ -164,10 +214,25 @@ def select(steps: list[Step], wanted: list[str]) -> list[Step]:
     return [step for step in steps if step.name in names]
 
 
-def read_reports(reports: tuple[Path, ...]) -> tuple[Counts, list[str]]:
-    """The tests in JUnit reports, and the text of each failed one. An absent or empty report counts as a failure."""
+def skip_reason(case: ElementTree.Element) -> str:
+    """Why a test case of a JUnit report was skipped, in one line."""
+    message = case.find("skipped").get("message") or ""  # type: ignore[union-attr]  # the caller has found it
+    if not message.startswith("SKIP_"):  # pytest's; CTest tells only by which property it knew
+        return message or f"{case.get('name')} says nothing"
+    output = "".join(part.text or "" for part in case.iter("system-out"))
+    # What octavo's own binaries print, or what follows GTEST_SKIP's place.
+    found = re.search(r"^skipped: (.+)$", output, re.MULTILINE) or re.search(r": Skipped\n(.+)$", output, re.MULTILINE)
+    return found[1] if found else f"{case.get('name')}: {message}"
+
+
+def read_reports(reports: tuple[Path, ...]) -> tuple[Counts, list[str], Counter[str]]:
+    """The tests in JUnit reports, the text of each failed one, and how many were skipped for which reason.
+
+    An absent or empty report counts as a failure.
+    """
     total = Counts()
     failures: list[str] = []
+    skips: Counter[str] = Counter()
     for report in reports:
         counts = Counts()
         for case in ElementTree.parse(report).getroot().iter("testcase") if report.exists() else ():
@@ -177,16 +242,19 @@ def read_reports(reports: tuple[Path, ...]) -> tuple[Counts, list[str]]:
                 failures.append(f"*** {case.get('name')}\n{''.join(parts)[-MAX_PRINTED_CHARACTERS:]}")
             elif case.find("skipped") is not None:
                 counts.skipped += 1
+                skips[skip_reason(case)] += 1
             else:
                 counts.passed += 1
         if counts == Counts():
             counts.failed = 1
         total.add(counts)
-    return total, failures
+    return total, failures, skips
 
 
-def run_step(step: Step) -> tuple[Counts, str]:
-    """Run the commands until one fails. Returns the counts and, where something failed, the text to print."""
+def run_step(step: Step) -> Outcome:
+    """Run the commands until one fails."""
+    if step.skip:
+        return Outcome(Counts(skipped=1), skips=Counter({step.skip: 1}))
     log = LOGS / f"{step.name}.log"
     for report in step.reports:
         report.unlink(missing_ok=True)
@@ -210,14 +278,13 @@ def run_step(step: Step) -> tuple[Counts, str]:
                 succeeded = False
             if not succeeded:
                 break
-    counts, failures = read_reports(step.reports) if step.reports else (Counts(passed=1), [])
+    counts, failures, skips = read_reports(step.reports) if step.reports else (Counts(passed=1), [], Counter())
     if not succeeded and counts.failed == 0:
         counts = Counts(counts.passed if step.reports else 0, 1, counts.skipped)
-    if failures:
-        return counts, "\n".join(failures[:MAX_PRINTED_TESTS])
-    if counts.failed:
-        return counts, log.read_text(encoding="utf-8", errors="replace")[-MAX_PRINTED_CHARACTERS:]
-    return counts, ""
+    output = "\n".join(failures[:MAX_PRINTED_TESTS])
+    if counts.failed and not failures:
+        output = log.read_text(encoding="utf-8", errors="replace")[-MAX_PRINTED_CHARACTERS:]
+    return Outcome(counts, output, skips)
 
 
 class Runner:
@@ -240,8 +307,8 @@ class Runner:
     def _lane(self) -> None:
         while (step := self._next()) is not None:
             started = time.monotonic()
-            counts, output = run_step(step)
-            self._finish(step, counts, f"{time.monotonic() - started:.0f} s", output)
+            outcome = run_step(step)
+            self._finish(step, outcome, f"{time.monotonic() - started:.0f} s")
 
     def _next(self) -> Step | None:
         with self.changed:
@@ -250,7 +317,7 @@ class Runner:
                     states = [self.finished.get(need) for need in step.needs]
                     if False in states:
                         self.waiting.remove(step)
-                        self._record(step, Counts(failed=1), "not run: something it needs failed", "")
+                        self._record(step, Outcome(Counts(failed=1)), "not run: something it needs failed")
                         break
                     if None not in states:
                         self.waiting.remove(step)
@@ -259,16 +326,19 @@ class Runner:
                     self.changed.wait()
             return None
 
-    def _finish(self, step: Step, counts: Counts, note: str, output: str) -> None:
+    def _finish(self, step: Step, outcome: Outcome, note: str) -> None:
         with self.changed:
-            self._record(step, counts, note, output)
+            self._record(step, outcome, note)
 
-    def _record(self, step: Step, counts: Counts, note: str, output: str) -> None:
+    def _record(self, step: Step, outcome: Outcome, note: str) -> None:
+        counts = outcome.counts
         self.finished[step.name] = counts.failed == 0
         self.total.add(counts)
-        if output:
-            print(f"--- {step.name} (all of its output: build/test-logs/{step.name}.log) ---\n{output}\n---")
+        if outcome.output:
+            print(f"--- {step.name} (all of its output: build/test-logs/{step.name}.log) ---\n{outcome.output}\n---")
         print(f"{'FAILED' if counts.failed else 'ok    '} {step.name}: {counts} ({note})", flush=True)
+        for reason, times in outcome.skips.items():
+            print(f"       {times} skipped: {reason}", flush=True)
         self.changed.notify_all()
 
 
