@@ -8,6 +8,8 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,13 @@ EXIT_FAILURE, EXIT_INTERRUPTED = 1, 130
 
 
 INT32_MAX = 2**31 - 1
+# The keys of kv_cache.CACHE_TYPES, which cannot be imported here; a test compares them.
+MIXED_KV_CACHE = "int8-int4"
+KV_CACHE_TYPES = ("float32", "float16", "bfloat16", "int8", "float8e4m3fn", "int4", MIXED_KV_CACHE)
+MIXED_NOTE = (
+    "onnxruntime-genai 0.18, and so octavo generate, takes keys and values of one type only: "
+    "model.onnx runs in onnxruntime with caches that your program binds."
+)
 
 
 class FiniteRange(click.FloatRange):
@@ -43,6 +52,7 @@ Examples:
   octavo generate models/smollm2 --prompts-file questions.txt --max-tokens 100
   octavo doctor models/smollm2
   octavo explain models/smollm2/model.onnx
+  octavo perplexity models/smollm2
 """,
 )
 @click.version_option(__version__, prog_name="octavo")
@@ -57,6 +67,7 @@ Examples:
   octavo convert model.gguf models/quick                     4-bit weights
   octavo convert model.gguf models/exact --weights float32   for comparing numbers
   octavo convert model.gguf models/small --context-length 2048 --force
+  octavo convert model.gguf models/int8 --kv-cache int8      a cache a quarter the size
 """,
 )
 @click.argument("source", metavar="MODEL.gguf")
@@ -72,11 +83,12 @@ Examples:
     "--exact", is_flag=True, help="With int4: float32 arithmetic, several times slower than 8-bit activations."
 )
 @click.option(
-    "--cache",
-    type=click.Choice(["float32", "float16"]),
+    "--kv-cache",
+    "cache",
+    type=click.Choice(KV_CACHE_TYPES),
     default="float32",
     show_default=True,
-    help="Element type of the key-value cache.",
+    help="Element type of the key-value cache; int8-int4 = keys int8, values int4. Scales come from a short run.",
 )
 @click.option(
     "--block-size",
@@ -100,25 +112,16 @@ def convert(source: str, target: str, weights: str, exact: bool, cache: str, blo
         raise click.BadParameter(f"{block_size} is not a power of two.", param_hint="--block-size")
     if exact and weights == "float32":
         raise click.UsageError("--exact is about int4 weights; float32 is exact already.")
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from .convert import convert as convert_model
     from .graph import GraphOptions
 
     graph = GraphOptions(weight_form=weights, block_size=block_size, cache_type=cache, accuracy_level=1 if exact else 4)
-    columns = (TextColumn("{task.description:<20}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("reading", total=None)
-
-        def progress(step: str, done: int, total: int) -> None:
-            bar.update(task, description=step, completed=done, total=total)
-
+    with _progress_bar("reading") as progress:
         converted = convert_model(source, target, graph, progress=progress, **options)
     click.echo(
         f"{converted.folder}: {converted.byte_count / 1e6:,.0f} MB, "
         f"context {converted.config.context_length:,} tokens, cache {converted.num_blocks * block_size:,} tokens.\n"
-        + _next_line(converted.folder)
+        + (_next_line(converted.folder) if cache != MIXED_KV_CACHE else MIXED_NOTE)
     )
 
 
@@ -249,6 +252,80 @@ def demo(models: str, max_tokens: int) -> None:
     click.echo(_next_line(model_dir), err=True)
 
 
+@cli.command(
+    short_help="Compare cache types: accuracy, memory, speed.",
+    epilog="""\b
+Examples:
+  octavo perplexity models/smollm2
+  octavo perplexity models/smollm2 letters.txt --kv-cache int8 --kv-cache int4
+  octavo perplexity models/smollm2 --json > table.json
+""",
+)
+@click.argument("model_dir", metavar="MODEL_DIR")
+@click.argument("text", metavar="[TEXT]", required=False)
+@click.option(
+    "--kv-cache",
+    "cache_types",
+    type=click.Choice(KV_CACHE_TYPES),
+    multiple=True,
+    help="A cache type; may be given several times.  [default: all]",
+)
+@click.option("--max-tokens", type=click.IntRange(2, INT32_MAX), help="Tokens of the text to read.  [default: all]")
+@click.option("--threads", type=click.IntRange(0, 1024), default=0, help="Threads.  [default: one a core]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def perplexity(model_dir: str, text: str | None, as_json: bool, **options: Any) -> None:
+    """Measure how well a model predicts a text with each type of key-value cache.
+
+    TEXT is a file, or - for standard input; without it, the package's own text is read (two novels, 1,000 tokens). The
+    float32 cache comes first, and the others are compared with it. MODEL_DIR itself is not changed.
+    """
+    from .perplexity import measure
+
+    content = None if text is None else _read_text(text)
+    with _progress_bar("reading") as progress:
+        report = measure(model_dir, content, progress=progress, **options)
+    if as_json:
+        import json
+
+        click.echo(json.dumps(report.as_json(), indent=1))
+        return
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    heads = ("perplexity", "change", "KL, nats", "bytes/token", "prefill tok/s", "decode tok/s")
+    table = Table("cache", "scales", *(Column(head, justify="right") for head in heads))
+    reference = report.rows[0].perplexity
+    for row in report.rows:
+        table.add_row(
+            row.cache_type,
+            row.scales,
+            f"{row.perplexity:.3f}",
+            f"{100 * (row.perplexity / reference - 1):+.2f} %",
+            f"{row.kl:.5f}",
+            f"{row.bytes_per_token:,}",
+            f"{row.prefill_tokens_per_second:.0f}",
+            f"{row.decode_tokens_per_second:.1f}",
+        )
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    click.echo(f"{report.scored:,} tokens predicted, in contexts of at most {report.window:,}.")
+
+
+@contextmanager
+def _progress_bar(first_step: str) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on stderr while the block runs, moved by the function that it gives: (step, done, total)."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description:<20}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(first_step, total=None)
+
+        def progress(step: str, done: int, total: int) -> None:
+            bar.update(task, description=step, completed=done, total=total)
+
+        yield progress
+
+
 def _next_line(model_dir: Path) -> str:
     return f'Next: {_own_command()} generate {shlex.quote(str(model_dir))} --prompt "Write a haiku about the sea."'
 
@@ -281,18 +358,26 @@ def _read_prompts(source: str | None) -> list[str]:
     """One prompt a line; empty lines are skipped."""
     if source is None:
         return []
-    name = "standard input" if source == "-" else source
+    prompts = [line.strip() for line in _read_text(source).splitlines() if line.strip()]
+    if not prompts:
+        raise OctavoError(f"{_source_name(source)} holds no prompts.")
+    return prompts
+
+
+def _read_text(source: str) -> str:
+    """A file's text, or standard input's for "-"."""
+    name = _source_name(source)
     try:
         data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
-        lines = data.decode("utf-8-sig").splitlines()
+        return data.decode("utf-8-sig")
     except OSError as error:
         raise OctavoError(f"{name} cannot be read: {error.strerror or error}.") from error
     except UnicodeDecodeError as error:
         raise OctavoError(f"{name} is not UTF-8 text (byte {error.start}).") from None
-    prompts = [line.strip() for line in lines if line.strip()]
-    if not prompts:
-        raise OctavoError(f"{name} holds no prompts.")
-    return prompts
+
+
+def _source_name(source: str) -> str:
+    return "standard input" if source == "-" else source
 
 
 def main(arguments: list[str] | None = None) -> int:

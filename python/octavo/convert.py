@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import genai_folder
+from .calibration import give_cache_type
+from .errors import OctavoError
 from .gguf_reader import GGUFFile
 from .graph import GraphOptions, step_count, write_graph
+from .kv_cache import CACHE_TYPES, needs_scales
 from .llama import LlamaConfig, read_config
 from .model_folder import CONFIG_FILE
+from .runtime import get_library_path
 from .tokenizer import Vocabulary
 
 
@@ -45,9 +49,15 @@ def convert(
         num_blocks: blocks of the key-value cache; None = see genai_folder.default_num_blocks.
         progress: called as (step, steps done, steps in all).
 
+    A cache type with scales is calibrated with a short run of the model, which needs octavo's library.
+
     Raises OctavoError where the file or the folder is unusable.
     """
     options = options or GraphOptions()
+    if options.cache_type not in CACHE_TYPES:
+        raise OctavoError(f"no cache holds {options.cache_type}; choose one of {', '.join(CACHE_TYPES)}.")
+    if needs_scales(options.cache_type):
+        get_library_path()  # its absence must not be found out after the weights are written
     with GGUFFile(source) as file:
         config = read_config(file, context_length)
         vocabulary = Vocabulary(file, config.vocab_size)
@@ -67,6 +77,7 @@ def convert(
             genai_folder.write_json(folder / "tokenizer_config.json", vocabulary.tokenizer_config())
             content = genai_folder.genai_config(config, options, vocabulary, blocks)
             genai_folder.write_json(folder / CONFIG_FILE, content)
+            give_cache_type(folder, options.cache_type, progress)
             byte_count = sum(entry.stat().st_size for entry in folder.iterdir())
     return Converted(Path(target), byte_count, config, blocks)
 

@@ -20,7 +20,7 @@ from rich.markup import escape
 from .errors import OctavoError, counted, first_line
 from .explain import unknown_attributes
 from .model_folder import CONFIG_FILE, REQUIRED_FILES, read_config, read_json
-from .onnx_model import OnnxModel, read_model
+from .onnx_model import OnnxModel, ValueType, read_model
 from .runtime import LIBRARY_NAME, genai_config, get_library_path, register
 from .trial import NO_ANSWER, try_engine
 
@@ -317,7 +317,7 @@ def _first_step(model: OnnxModel, config: dict[str, Any]) -> Finding:
     try:
         register(options)
         session = ort.InferenceSession(model.path, options, providers=["CPUExecutionProvider"])
-        logits = _run_one_token(session, block_size)
+        logits = _run_one_token(session, block_size, model.inputs)
     except Exception as error:  # whatever the runtime raises is the finding
         return Finding("one token", False, first_line(error), "convert again, or report this message")
     ok = bool(np.isfinite(logits).all())
@@ -325,7 +325,7 @@ def _first_step(model: OnnxModel, config: dict[str, Any]) -> Finding:
     return Finding("one token", ok, detail, "" if ok else "the weights are damaged: convert again")
 
 
-def _run_one_token(session: Any, block_size: int) -> np.ndarray:
+def _run_one_token(session: Any, block_size: int, types: dict[str, ValueType]) -> np.ndarray:
     import onnxruntime as ort
 
     feeds = {
@@ -343,7 +343,7 @@ def _run_one_token(session: Any, block_size: int) -> np.ndarray:
             shape = [
                 1 if axis == 0 else (d if isinstance(d, int) else block_size) for axis, d in enumerate(value.shape)
             ]
-            cache = ort.OrtValue.ortvalue_from_shape_and_type(shape, _numpy_type(value.type))
+            cache = ort.OrtValue.ortvalue_from_shape_and_type(shape, types[value.name].element_type)
             binding.bind_ortvalue_input(value.name, cache)
             binding.bind_ortvalue_output(value.name.replace("past_key_values", "present"), cache)
     binding.bind_output("logits")
@@ -376,15 +376,13 @@ def _engine_runs(folder: Path, config: dict[str, Any]) -> Finding:
         advice = "a large model may need longer: try octavo generate itself"
     elif "bad_alloc" in why or "memory" in why or "budget" in why:
         advice = f"lower engine.dynamic_batching.num_blocks in {CONFIG_FILE}"
+    elif "share one element type" in why:
+        advice = (
+            "convert again with one type for keys and values, e.g. --kv-cache int8; mixed caches need another engine"
+        )
     elif kind not in ("llama", "decoder"):
         advice = f'model.type is "{kind}": if the engine has no such decoder, set it to "decoder" in {CONFIG_FILE}'
     return Finding("engine", False, why, advice)
-
-
-def _numpy_type(name: str) -> Any:
-    """Of "tensor(float16)" and its like, as onnxruntime spells the types of a session's inputs."""
-    inner = name.removeprefix("tensor(").removesuffix(")")
-    return {"float": np.float32, "float16": np.float16, "int8": np.int8, "uint8": np.uint8}[inner]
 
 
 def _block_size(model: OnnxModel) -> int | None:

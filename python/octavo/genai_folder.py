@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from . import kv_cache
 from .errors import OctavoError, quoted
 from .graph import GraphOptions
 from .llama import LlamaConfig
@@ -22,13 +23,12 @@ from .runtime import LIBRARY_NAME
 from .tokenizer import Vocabulary
 
 CACHE_BYTES = 512 << 20  # default size of the key-value cache
-_CACHE_ELEMENT_BYTES = {"float32": 4, "float16": 2}
 
 
 def default_num_blocks(config: LlamaConfig, options: GraphOptions) -> int:
     """Blocks for four full contexts, or as many as fit CACHE_BYTES, but always enough for one block."""
-    token_bytes = 2 * config.layers * config.kv_rows * _CACHE_ELEMENT_BYTES[options.cache_type]
-    affordable = CACHE_BYTES // (token_bytes * options.block_size)
+    token_bytes = kv_cache.token_bytes(options.cache_type, config.kv_num_heads, config.head_size)
+    affordable = CACHE_BYTES // (config.layers * token_bytes * options.block_size)
     useful = 4 * -(-config.context_length // options.block_size)
     return max(1, min(affordable, useful))
 

@@ -21,14 +21,14 @@ from .onnx_writer import OnnxWriter
 from .weights import BLOCK, Blockwise, Dense, Weight
 
 MS = "com.microsoft"
-CACHE_TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
 
 
 @dataclass(frozen=True)
 class GraphOptions:
     """How the graph is written.
 
-    weight_form: "float32" or "int4". block_size: tokens of a cache block. cache_type: a key of CACHE_TYPES.
+    weight_form: "float32" or "int4". block_size: tokens of a cache block. cache_type: a key of kv_cache.CACHE_TYPES,
+    which convert() gives the finished graph.
     accuracy_level: MatMulNBits' arithmetic; 4 = int8 activations, quick; 1 = float32, exact, several times slower.
     """
 
@@ -46,7 +46,10 @@ def write_graph(
     version: str,
     progress: Callable[[str], None] = lambda step: None,
 ) -> None:
-    """Writes model.onnx and model.onnx.data into `folder`; calls `progress` once a step, step_count(config) times."""
+    """Writes model.onnx and model.onnx.data into `folder`, with float32 caches.
+
+    Calls `progress` once a step, step_count(config) times.
+    """
     writer = OnnxWriter(folder)
     try:
         _LlamaGraph(file, config, options, writer, progress).build()
@@ -152,11 +155,10 @@ class _LlamaGraph:
     def _attention(self, layer: int, normed: str) -> str:
         config, prefix = self.config, f"blk.{layer}."
         caches, cache_outputs = [], []
-        cache_type = CACHE_TYPES[self.options.cache_type]
         shape = ["num_blocks", self.options.block_size, config.kv_num_heads, config.head_size]
         for kind in ("key", "value"):
-            caches.append(self.writer.input(f"past_key_values.{layer}.{kind}", cache_type, shape))
-            cache_outputs.append(self.writer.output(f"present.{layer}.{kind}", cache_type, shape))
+            caches.append(self.writer.input(f"past_key_values.{layer}.{kind}", TensorProto.FLOAT, shape))
+            cache_outputs.append(self.writer.output(f"present.{layer}.{kind}", TensorProto.FLOAT, shape))
         attributes = {"local_window_size": config.local_window_size} if config.local_window_size > 0 else {}
         return self.writer.node(
             "PagedAttention",

@@ -71,7 +71,7 @@ def sentence(done: subprocess.CompletedProcess[str], code: int = 1) -> str:
 def test_help_teaches_and_version_tells(run: Run) -> None:
     assert run("--version").stdout.split()[-1] == __version__
     top = run("--help").stdout
-    for name in ("convert", "generate", "doctor", "explain", "demo"):
+    for name in ("convert", "generate", "doctor", "explain", "perplexity", "demo"):
         assert name in top
         page = run(name, "--help")
         assert page.returncode == 0 and "Usage: octavo" in page.stdout

@@ -1,0 +1,198 @@
+"""`octavo perplexity`: what a cache type costs in accuracy, and what it saves, on a text."""
+
+from __future__ import annotations
+
+import copy
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from . import calibration
+from .errors import OctavoError
+from .kv_cache import CACHE_TYPES, cache_type_of, choose_scales, needs_scales, set_cache_type
+from .model_folder import read_config
+from .paged_session import PagedSession, load_graph
+
+REFERENCE = "float32"
+WINDOW = 1024  # tokens that are read in one context, at most
+# Of an element of the array; two 4-bit elements share one.
+_STORED_BYTES = {side.onnx_type: max(side.bits, 8) // 8 for sides in CACHE_TYPES.values() for side in sides}
+DECODE_STEPS = 32  # tokens fed one by one at the end of the last window, for their speed
+
+
+@dataclass(frozen=True)
+class Row:
+    """One cache type's figures.
+
+    scales: "none", "model" (those in the graph) or "calibrated" (found now, as octavo convert would).
+    perplexity: exp of the mean negative log-likelihood of the scored tokens.
+    kl: mean Kullback-Leibler divergence from the float32 cache's distribution of the next token to this one's, in nats.
+    bytes_per_token: of the cache, in all layers. prefill, decode: tokens per second.
+    """
+
+    cache_type: str
+    scales: str
+    perplexity: float
+    kl: float
+    bytes_per_token: int
+    prefill_tokens_per_second: float
+    decode_tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """tokens: fed; scored: those with a prediction, one less than the tokens in each window of `window` tokens."""
+
+    tokens: int
+    scored: int
+    window: int
+    rows: list[Row]
+
+    def as_json(self) -> dict[str, Any]:
+        reference = self.rows[0].perplexity
+        rows = [vars(row) | {"change": row.perplexity / reference - 1} for row in self.rows]
+        return {"tokens": self.tokens, "scored": self.scored, "window": self.window, "cache_types": rows}
+
+
+def measure(
+    model_dir: str | os.PathLike[str],
+    text: str | None = None,
+    cache_types: Sequence[str] = (),
+    max_tokens: int | None = None,
+    threads: int = 0,
+    progress: calibration.Progress = calibration.no_progress,
+) -> Report:
+    """Perplexity of a text under several cache types of one model.
+
+    Args:
+        model_dir: a folder written by octavo convert, of whatever cache type.
+        text: None = the one that comes with the package.
+        cache_types: keys of kv_cache.CACHE_TYPES; empty = all. float32 is always measured, and comes first.
+        max_tokens: of the text; None = all of it.
+        threads: of onnxruntime; 0 = its default.
+        progress: called as (step, tokens done, tokens in all).
+
+    Every type but the model's own has its caches changed in memory; scales come from a calibration run where the model
+    has none of that type. Raises OctavoError for an unusable folder or a text of fewer than two tokens.
+    """
+    config = read_config(model_dir)
+    graph = load_graph(Path(model_dir) / "model.onnx")
+    context = int(config["model"]["context_length"])
+    content = calibration.shipped_text("perplexity") if text is None else text
+    ids = calibration.encode(model_dir, content)[:max_tokens]
+    if len(ids) < 2:
+        raise OctavoError("the text has fewer than two tokens; there is nothing to predict.")
+    window = min(context, WINDOW)
+    windows = [part for start in range(0, len(ids), window) if len(part := ids[start : start + window]) > 1]
+    chosen = [REFERENCE, *(name for name in dict.fromkeys(cache_types or CACHE_TYPES) if name != REFERENCE)]
+    own = cache_type_of(graph)
+    caches = None
+    if any(needs_scales(name) and name != own for name in chosen):
+        caches = calibration.float32_caches(graph, model_dir, threads, progress)
+
+    rows = []
+    scored = sum(len(part) - 1 for part in windows)
+    vocab = int(config["model"]["vocab_size"])
+    with tempfile.TemporaryFile() as file:  # the reference's logits: 200 MB for 1,024 tokens of a large vocabulary
+        reference = np.memmap(file, np.float32, "w+", shape=(scored, vocab))
+        for name in chosen:
+            variant, origin = graph, "model" if needs_scales(name) else "none"
+            if name != own:
+                variant = copy.deepcopy(graph)
+                scales = choose_scales(caches, name) if needs_scales(name) and caches is not None else ()
+                set_cache_type(variant, name, scales)
+                origin = "calibrated" if scales else "none"
+            session = PagedSession(variant, model_dir, window, threads)
+            run = _Run(session, reference, name == REFERENCE)
+            run.score(windows, lambda done, name=name: progress(name, done, scored))
+            if not np.isfinite(run.loss):
+                raise OctavoError(
+                    f"with a {name} cache the logits hold NaN or infinite values: weights or scales are damaged."
+                )
+            rows.append(
+                Row(
+                    name,
+                    origin,
+                    float(np.exp(run.loss / scored)),
+                    run.divergence / scored,
+                    _bytes_per_token(variant),
+                    run.fed / run.seconds,
+                    run.decode_speed(windows[-1]),
+                )
+            )
+    return Report(len(ids), scored, window, rows)
+
+
+class _Run:
+    """One session over all windows. loss: sum of -log p(next token); divergence: sum of KL; both in nats."""
+
+    def __init__(self, session: PagedSession, reference: np.ndarray, is_reference: bool) -> None:
+        self._session = session
+        self._reference = reference
+        self._is_reference = is_reference
+        self.loss = 0.0
+        self.divergence = 0.0
+        self.seconds = 0.0
+        self.fed = 0
+
+    def score(self, windows: Sequence[np.ndarray], progress: Any) -> None:
+        row = 0
+        progress(0)
+        for ids in windows:
+            for start in range(0, len(ids), calibration.CHUNK):
+                part = ids[start : start + calibration.CHUNK]
+                logits = self._feed(part, start)
+                targets = ids[start + 1 : start + 1 + len(part)]  # the window's last token predicts nothing
+                self._compare(logits[: len(targets)], targets, row)
+                row += len(targets)
+                progress(row)
+
+    def decode_speed(self, ids: np.ndarray) -> float:
+        """Tokens per second when the last tokens of a window are fed again one by one."""
+        count = min(DECODE_STEPS, len(ids) - 1)
+        started = time.perf_counter()
+        for position in range(len(ids) - count, len(ids)):
+            self._session.feed(ids[position : position + 1], position)
+        return count / (time.perf_counter() - started)
+
+    def _feed(self, ids: np.ndarray, past: int) -> np.ndarray:
+        started = time.perf_counter()
+        logits = self._session.feed(ids, past)
+        self.seconds += time.perf_counter() - started
+        self.fed += len(ids)
+        return logits
+
+    def _compare(self, logits: np.ndarray, targets: np.ndarray, row: int) -> None:
+        predicted = log_softmax(logits)
+        self.loss -= float(predicted[np.arange(len(targets)), targets].sum())
+        kept = self._reference[row : row + len(targets)]
+        if self._is_reference:
+            kept[:] = logits
+        else:
+            exact = log_softmax(kept)
+            self.divergence += float((np.exp(exact) * (exact - predicted)).sum())
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """float64 (tokens, vocab)."""
+    shifted = logits.astype(np.float64)
+    shifted -= shifted.max(axis=-1, keepdims=True)
+    shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return shifted
+
+
+def _bytes_per_token(graph: onnx.ModelProto) -> int:
+    total = 0
+    for value in graph.graph.input:
+        if value.name.startswith("past_key_values."):
+            tensor = value.type.tensor_type
+            heads, width = (int(dim.dim_value) for dim in tensor.shape.dim[2:])
+            total += heads * width * _STORED_BYTES[tensor.elem_type]
+    return total
