@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 
 from .errors import OctavoError, first_line
-from .kv_cache import choose_scales, needs_scales, set_cache_type
+from .kv_cache import cache_type_of, choose_scales, needs_scales, set_cache_type
 from .model_folder import read_config
 from .paged_session import PagedSession, load_graph
 from .runtime import genai_config
@@ -75,6 +75,8 @@ def give_cache_type(model_dir: Path, cache_type: str, progress: Progress = no_pr
     """Rewrites model.onnx of a whole model folder so that its caches have another type, calibrated where need be."""
     path = model_dir / "model.onnx"
     model = onnx.load(path, load_external_data=False)
+    if cache_type_of(model) == cache_type and not needs_scales(cache_type):
+        return
     scales = []
     if needs_scales(cache_type):
         scales = choose_scales(float32_caches(load_graph(path), model_dir, threads, progress), cache_type)

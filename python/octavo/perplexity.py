@@ -12,18 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 
 from . import calibration
 from .errors import OctavoError
-from .kv_cache import CACHE_TYPES, cache_type_of, choose_scales, needs_scales, set_cache_type
+from .kv_cache import CACHE_TYPES, cache_type_of, choose_scales, needs_scales, set_cache_type, token_bytes
 from .model_folder import read_config
 from .paged_session import PagedSession, load_graph
 
 REFERENCE = "float32"
 WINDOW = 1024  # tokens that are read in one context, at most
-# Of an element of the array; two 4-bit elements share one.
-_STORED_BYTES = {side.onnx_type: max(side.bits, 8) // 8 for sides in CACHE_TYPES.values() for side in sides}
 DECODE_STEPS = 32  # tokens fed one by one at the end of the last window, for their speed
 
 
@@ -100,6 +97,8 @@ def measure(
     rows = []
     scored = sum(len(part) - 1 for part in windows)
     vocab = int(config["model"]["vocab_size"])
+    decoder = config["model"]["decoder"]
+    layers = int(decoder["num_hidden_layers"])
     with tempfile.TemporaryFile() as file:  # the reference's logits: 200 MB for 1,024 tokens of a large vocabulary
         reference = np.memmap(file, np.float32, "w+", shape=(scored, vocab))
         for name in chosen:
@@ -122,7 +121,7 @@ def measure(
                     origin,
                     float(np.exp(run.loss / scored)),
                     run.divergence / scored,
-                    _bytes_per_token(variant),
+                    layers * token_bytes(name, int(decoder["num_key_value_heads"]), int(decoder["head_size"])),
                     run.fed / run.seconds,
                     run.decode_speed(windows[-1]),
                 )
@@ -186,13 +185,3 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     shifted -= shifted.max(axis=-1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     return shifted
-
-
-def _bytes_per_token(graph: onnx.ModelProto) -> int:
-    total = 0
-    for value in graph.graph.input:
-        if value.name.startswith("past_key_values."):
-            tensor = value.type.tensor_type
-            heads, width = (int(dim.dim_value) for dim in tensor.shape.dim[2:])
-            total += heads * width * _STORED_BYTES[tensor.elem_type]
-    return total

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -388,3 +389,39 @@ def check(
     if "output_qk" in results:
         assert_computed(results, expected, "output_qk")
     return results
+
+
+def separate_case(rng: np.random.Generator, tensor_type: np.dtype, k: tuple, v: tuple) -> Case:
+    """K and V of these (element type, k_cache_dtype or v_cache_dtype), each with scales of a kind drawn at random."""
+    quants = ("PER_TENSOR", "PER_CHANNEL")
+    return make_case(
+        rng,
+        tensor_type=tensor_type,
+        k_type=k[0],
+        v_type=v[0],
+        k_dtype=k[1],
+        v_dtype=v[1],
+        k_quant=quants[rng.integers(2)],
+        v_quant=quants[rng.integers(2)],
+    )
+
+
+def in_threads(workers: list) -> None:
+    """Runs callables at once and passes on what they raise."""
+    errors: list[BaseException] = []
+    barrier = threading.Barrier(len(workers))
+
+    def run(worker) -> None:
+        try:
+            barrier.wait()
+            worker()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(worker,)) for worker in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]

@@ -4,33 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support import Case, make_case, make_model, make_session, run_bound
-
-
-def in_threads(workers: list) -> None:
-    """Runs callables at once and passes on what they raise."""
-    errors: list[BaseException] = []
-    barrier = threading.Barrier(len(workers))
-
-    def run(worker) -> None:
-        try:
-            barrier.wait()
-            worker()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(worker,)) for worker in workers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+from support import Case, in_threads, make_case, make_model, make_session, run_bound
 
 
 def repeat(session, case: Case, times: int):

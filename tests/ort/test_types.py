@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from support import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT8, UINT8, check, make_case
+from support import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT8, UINT8, check, make_case, separate_case
 
 TENSOR_TYPES = (FLOAT32, FLOAT16, BFLOAT16)
 # (storage, what k_cache_dtype says): the 4-bit types share uint8.
@@ -39,18 +39,7 @@ def name_of(value: object) -> str:
 @pytest.mark.parametrize(("tensor_type", "k", "v"), combinations(), ids=name_of)
 def test_separate_caches(rng: np.random.Generator, tensor_type: np.dtype, k: tuple, v: tuple) -> None:
     """Risk: a combination that is not registered, or whose V is read with K's type."""
-    quants = ("PER_TENSOR", "PER_CHANNEL")
-    case = make_case(
-        rng,
-        tensor_type=tensor_type,
-        k_type=k[0],
-        v_type=v[0],
-        k_dtype=k[1],
-        v_dtype=v[1],
-        k_quant=quants[rng.integers(2)],
-        v_quant=quants[rng.integers(2)],
-    )
-    check(case)
+    check(separate_case(rng, tensor_type, k, v))
 
 
 @pytest.mark.parametrize(("tensor_type", "k"), [(t, k) for t in TENSOR_TYPES for k in legal_caches(t)], ids=name_of)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from device import check, make_cuda_session, run_case
-from support import FLOAT8, FLOAT16, FLOAT32, INT8, UINT8, make_case, make_model
+from support import FLOAT8, FLOAT16, FLOAT32, INT8, UINT8, make_case, make_model, separate_case
 from test_features import FEATURES
 from test_types import TENSOR_TYPES, combinations, legal_caches, name_of
 
@@ -20,18 +20,7 @@ def test_feature(rng: np.random.Generator, feature: str, tensor_type: np.dtype) 
 @pytest.mark.parametrize(("tensor_type", "k", "v"), combinations(), ids=name_of)
 def test_separate_caches(rng: np.random.Generator, tensor_type: np.dtype, k: tuple, v: tuple) -> None:
     """Risk: a combination that is not registered for the provider, or whose V is read with K's type."""
-    quants = ("PER_TENSOR", "PER_CHANNEL")
-    case = make_case(
-        rng,
-        tensor_type=tensor_type,
-        k_type=k[0],
-        v_type=v[0],
-        k_dtype=k[1],
-        v_dtype=v[1],
-        k_quant=quants[rng.integers(2)],
-        v_quant=quants[rng.integers(2)],
-    )
-    check(case)
+    check(separate_case(rng, tensor_type, k, v))
 
 
 @pytest.mark.parametrize(("tensor_type", "k"), [(t, k) for t in TENSOR_TYPES for k in legal_caches(t)], ids=name_of)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -11,32 +10,11 @@ import onnx
 import onnxruntime
 import pytest
 from device import DeviceArray, DeviceCall, make_cuda_session
-from support import FLOAT16, INT8, ONNX_TYPES, Case, make_case, make_model
+from support import FLOAT16, INT8, ONNX_TYPES, Case, in_threads, make_case, make_model
 
 # Its workspace for a long_case() is above 2 MB: 72 tokens x 16 heads x 6 chunks x 64 sums of 4 bytes.
 GENERAL = {"octavo.backend": "cuda_general"}
 LIMIT = {"gpu_mem_limit": str(32 << 20), "arena_extend_strategy": "kSameAsRequested"}
-
-
-def in_threads(workers: list) -> None:
-    """Runs callables at once and passes on what they raise."""
-    errors: list[BaseException] = []
-    barrier = threading.Barrier(len(workers))
-
-    def run(worker) -> None:
-        try:
-            barrier.wait()
-            worker()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(worker,)) for worker in workers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
 
 
 def long_case(rng: np.random.Generator, **more: object) -> Case:
