@@ -24,7 +24,8 @@ EXIT_FAILURE, EXIT_INTERRUPTED = 1, 130
 
 
 INT32_MAX = 2**31 - 1
-# The keys of kv_cache.CACHE_TYPES, which cannot be imported here; a test compares them.
+# What modules with heavy imports define; a test compares them.
+WEIGHT_FORMS = ("int4", "int8", "float32")  # weights.WEIGHT_FORMS
 MIXED_KV_CACHE = "int8-int4"
 KV_CACHE_TYPES = ("float32", "float16", "bfloat16", "int8", "float8e4m3fn", "int4", MIXED_KV_CACHE)
 MIXED_NOTE = (
@@ -65,6 +66,7 @@ def cli() -> None:
     epilog="""\b
 Examples:
   octavo convert model.gguf models/quick                     4-bit weights
+  octavo convert model-f16.gguf models/m --weights int8      8 bits for what the file holds in 16 or 32
   octavo convert model.gguf models/exact --weights float32   for comparing numbers
   octavo convert model.gguf models/small --context-length 2048 --force
   octavo convert model.gguf models/int8 --kv-cache int8      a cache a quarter the size
@@ -74,13 +76,14 @@ Examples:
 @click.argument("target", metavar="OUT_DIR")
 @click.option(
     "--weights",
-    type=click.Choice(["int4", "float32"]),
+    type=click.Choice(WEIGHT_FORMS),
     default="int4",
     show_default=True,
-    help="int4 keeps the codes of Q4_0, Q4_1, Q4_K and Q8_0 files as they are, and rounds others.",
+    help="int4 and int8 keep the codes of Q4, Q5, Q6, Q8 and MXFP4 tensors as they are; they round others, F16 among "
+    "them, to 4 or 8 bits. float32 rounds nothing.",
 )
 @click.option(
-    "--exact", is_flag=True, help="With int4: float32 arithmetic, several times slower than 8-bit activations."
+    "--exact", is_flag=True, help="With int4 and int8: float32 arithmetic, several times slower than 8-bit activations."
 )
 @click.option(
     "--kv-cache",
@@ -111,7 +114,7 @@ def convert(source: str, target: str, weights: str, exact: bool, cache: str, blo
     if block_size & (block_size - 1):
         raise click.BadParameter(f"{block_size} is not a power of two.", param_hint="--block-size")
     if exact and weights == "float32":
-        raise click.UsageError("--exact is about int4 weights; float32 is exact already.")
+        raise click.UsageError("--exact is about int4 and int8 weights; float32 is exact already.")
     from .convert import convert as convert_model
     from .graph import GraphOptions
 

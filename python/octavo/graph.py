@@ -18,7 +18,7 @@ from . import weights
 from .gguf_reader import GGUFFile
 from .llama import OPTIONAL_BIASES, LlamaConfig, half_rotation_order, rope_caches
 from .onnx_writer import OnnxWriter
-from .weights import BLOCK, Blockwise, Dense, Weight
+from .weights import Blockwise, Dense, Weight
 
 MS = "com.microsoft"
 
@@ -27,7 +27,7 @@ MS = "com.microsoft"
 class GraphOptions:
     """How the graph is written.
 
-    weight_form: "float32" or "int4". block_size: tokens of a cache block. cache_type: a key of kv_cache.CACHE_TYPES,
+    weight_form: of weights.WEIGHT_FORMS. block_size: tokens of a cache block. cache_type: a key of kv_cache.CACHE_TYPES,
     which convert() gives the finished graph.
     accuracy_level: MatMulNBits' arithmetic; 4 = int8 activations, quick; 1 = float32, exact, several times slower.
     """
@@ -112,7 +112,7 @@ class _LlamaGraph:
         """Returns the value hidden (T, H) and the embedding matrix, which a tied head uses again."""
         weight = weights.load(self.file, "token_embd.weight", self.options.weight_form, is_head=True)
         writer = self.writer
-        if isinstance(weight, Blockwise) and weight.bits == 8:
+        if isinstance(weight, Blockwise) and weight.bits == 8 and weight.offsets is None:
             writer.share(weight.codes)
             writer.share(weight.scales)
             codes = writer.constant("token_embd.codes", weight.codes.reshape(weight.shape))
@@ -123,7 +123,7 @@ class _LlamaGraph:
                 "token_embd.out",
                 MS,
                 bits=8,
-                block_size=BLOCK,
+                block_size=weight.block,
                 gather_axis=0,
                 quantize_axis=1,
             )
@@ -277,18 +277,20 @@ class _LlamaGraph:
             K=columns,
             N=rows,
             bits=weight.bits,
-            block_size=BLOCK,
+            block_size=weight.block,
             accuracy_level=self.options.accuracy_level,
         )
         if not corrected:
             return product
         offsets = writer.constant(name + ".offsets", weight.offsets)
-        return writer.node("Gemm", [self._sums_over_blocks(value, columns), offsets, product], out, transB=1)
+        return writer.node(
+            "Gemm", [self._sums_over_blocks(value, columns, weight.block), offsets, product], out, transB=1
+        )
 
-    def _sums_over_blocks(self, value: str, columns: int) -> str:
-        if value not in self._block_sums:
+    def _sums_over_blocks(self, value: str, columns: int, block: int) -> str:
+        if value not in self._block_sums:  # every type with offsets has blocks of 32
             writer = self.writer
-            shape = writer.constant(f"blocks_of_{columns}", np.array([-1, columns // BLOCK, BLOCK], np.int64))
+            shape = writer.constant(f"blocks_of_{columns}", np.array([-1, columns // block, block], np.int64))
             blocks = writer.node("Reshape", [value, shape], value + ".blocks")
             axis = writer.constant("axis_last", np.array([-1], np.int64))
             self._block_sums[value] = writer.node("ReduceSum", [blocks, axis], value + ".block_sums", keepdims=0)

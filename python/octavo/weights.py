@@ -1,11 +1,13 @@
 """Weight matrices between GGUF's block formats and what ONNX Runtime multiplies with.
 
-Two forms exist: Dense (float32) and Blockwise (com.microsoft::MatMulNBits, blocks of 32 columns). Every mapping into
-Blockwise from Q4_0, Q4_1, Q4_K and Q8_0 keeps the stored codes, so it is exact; other types are rounded.
+Two forms exist: Dense (float32) and Blockwise (com.microsoft::MatMulNBits). A GGUF type whose values are small integers
+times a scale per block, with or without an offset, keeps its codes in Blockwise, so that nothing is rounded: in 4 bits
+Q4_0, Q4_1 and Q4_K, in 8 bits Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, IQ4_NL and MXFP4. Other types are rounded.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import gguf.quants
@@ -15,7 +17,8 @@ from gguf.constants import GGMLQuantizationType as Kind
 from .errors import OctavoError, quoted
 from .gguf_reader import GGUFFile, require_finite
 
-BLOCK = 32  # columns that share one scale
+BLOCK = 32  # columns that share one scale where values are rounded here
+WEIGHT_FORMS = ("int4", "int8", "float32")
 
 
 @dataclass(frozen=True)
@@ -37,9 +40,9 @@ class Dense:
 
 @dataclass(frozen=True)
 class Blockwise:
-    """w[n, k] = scale[n, k//32] * (code[n, k] - 2**(bits-1)) + offset[n, k//32].
+    """w[n, k] = scale[n, k//block] * (code[n, k] - 2**(bits-1)) + offset[n, k//block], block = 16 or 32.
 
-    codes: uint8 (rows, blocks, 32*bits/8), for 4 bits the even column in the low nibble.
+    codes: uint8 (rows, blocks, block*bits/8), for 4 bits the even column in the low nibble.
     scales: float32 (rows, blocks). offsets: the same, or None where all are zero. MatMulNBits has no float offset at
     full speed, so the graph adds it as a product of its own: sum over blocks of offset[n, b] * (sum of x over block b).
     """
@@ -50,8 +53,12 @@ class Blockwise:
     offsets: np.ndarray | None
 
     @property
+    def block(self) -> int:
+        return self.codes.shape[2] * 8 // self.bits
+
+    @property
     def shape(self) -> tuple[int, int]:
-        return self.scales.shape[0], self.scales.shape[1] * BLOCK
+        return self.scales.shape[0], self.scales.shape[1] * self.block
 
     def rows(self, order: np.ndarray) -> Blockwise:
         # Blocks run along columns, so reordering rows moves whole blocks and stays exact.
@@ -61,7 +68,7 @@ class Blockwise:
     def dequantised(self) -> np.ndarray:
         codes = self.codes
         if self.bits == 4:
-            codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:2], BLOCK)
+            codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:2], self.block)
         values = (codes.astype(np.float32) - (1 << (self.bits - 1))) * self.scales[..., None]
         if self.offsets is not None:
             values += self.offsets[..., None]
@@ -75,8 +82,8 @@ def load(file: GGUFFile, name: str, form: str, is_head: bool = False) -> Weight:
     """Matrix `name` in the wanted form.
 
     Args:
-        form: "float32" gives Dense. "int4" gives Blockwise: exact for Q4_0, Q4_1, Q4_K and Q8_0; 8 bits, rounded, for
-            the output head and for types of more than 4 bits that were quantised before; 4 bits, rounded, for the rest.
+        form: of WEIGHT_FORMS. "float32" gives Dense, the others Blockwise: the stored codes where the type has them
+            (_EXACT), else rounded, to 4 bits for "int4" and to 8 for "int8" and for the output head.
             A matrix whose columns are not a multiple of 32 stays Dense.
         is_head: the matrix makes the logits, where 4 bits cost the most.
     """
@@ -86,7 +93,7 @@ def load(file: GGUFFile, name: str, form: str, is_head: bool = False) -> Weight:
     with np.errstate(all="ignore"):  # a damaged file's numbers; the result is checked
         if info.kind in _EXACT:
             weight = _EXACT[info.kind](file.raw(name))
-        elif is_head or info.kind in _MORE_THAN_4_BITS:
+        elif is_head or form == "int8":
             weight = round_to_8_bits(file.dequantised(name))
         else:
             weight = round_to_4_bits(file.dequantised(name))
@@ -100,7 +107,7 @@ def stack(parts: list[Weight]) -> Weight | None:
     """The parts' rows as one matrix, or None where their forms differ."""
     if all(isinstance(part, Dense) for part in parts):
         return Dense(np.concatenate([part.values for part in parts]))
-    if not all(isinstance(part, Blockwise) for part in parts) or len({part.bits for part in parts}) != 1:
+    if not all(isinstance(part, Blockwise) for part in parts) or len({(p.bits, p.block) for p in parts}) != 1:
         return None
     offsets = None
     if any(part.offsets is not None for part in parts):
@@ -161,21 +168,89 @@ def _from_q8_0(raw: np.ndarray) -> Blockwise:
     return Blockwise(8, blocks[..., 2:] ^ 0x80, _halves(blocks, 0), None)  # int8 + 128, as uint8
 
 
-def _from_q4_k(raw: np.ndarray) -> Blockwise:
-    # A super-block: d, dmin, 12 bytes of eight 6-bit scales and minima, then 4 x 32 bytes of nibbles; 256 columns.
-    rows = raw.shape[0]
-    blocks = raw.reshape(rows, -1, 144)
+def _k_scales(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scales and offsets of Q4_K and Q5_K, (rows, 8 * super-blocks) each; blocks: (rows, super-blocks, bytes).
+
+    A super-block of 256 columns starts with d, dmin, and 12 bytes of eight 6-bit scales and minima.
+    """
+    rows = blocks.shape[0]
     factors, minima = gguf.quants.Q4_K.get_scale_min(np.ascontiguousarray(blocks[..., 4:16]).reshape(-1, 12))
     shape = (rows, blocks.shape[1], 8)
     scales = _halves(blocks, 0)[..., None] * factors.reshape(shape).astype(np.float32)
     offsets = -_halves(blocks, 2)[..., None] * minima.reshape(shape).astype(np.float32)
+    return scales.reshape(rows, -1), offsets.reshape(rows, -1)
+
+
+def _from_q4_k(raw: np.ndarray) -> Blockwise:
+    rows = raw.shape[0]
+    blocks = raw.reshape(rows, -1, 144)
     nibbles = blocks[..., 16:].reshape(rows, -1, 4, 32)
     codes = np.stack([nibbles & 15, nibbles >> 4], axis=-2).reshape(rows, -1, BLOCK)
-    return _four_bits(codes, scales.reshape(rows, -1), offsets.reshape(rows, -1))
+    return _four_bits(codes, *_k_scales(blocks))
 
 
-_EXACT = {Kind.Q4_0: _from_q4_0, Kind.Q4_1: _from_q4_1, Kind.Q8_0: _from_q8_0, Kind.Q4_K: _from_q4_k}
-_MORE_THAN_4_BITS = (Kind.Q5_0, Kind.Q5_1, Kind.Q5_K, Kind.Q6_K)
+def _codes(raw: np.ndarray, kind: Kind, block: int, *ones: tuple[int, bytes]) -> np.ndarray:
+    """Codes of a type that 8 bits hold, biased by 128: what the gguf package dequantises where every scale is one.
+
+    ones: (byte of GGUF's block, value) that make its scales 1 and its minima 0. Returns uint8 (rows, blocks, block).
+    """
+    blocks = raw.reshape(-1, gguf.GGML_QUANT_SIZES[kind][1]).copy()
+    for start, value in ones:
+        blocks[:, start : start + len(value)] = np.frombuffer(value, np.uint8)
+    values = gguf.quants.dequantize(blocks, kind)
+    return (values + 128).astype(np.uint8).reshape(raw.shape[0], -1, block)
+
+
+_ONE, _ZERO = b"\x00\x3c", b"\0\0"  # as float16
+_K_ONES = bytes([1] * 4 + [0] * 4 + [1] * 4)  # eight 6-bit scales of 1 and minima of 0
+
+
+def _from_q5_0(raw: np.ndarray) -> Blockwise:
+    blocks = raw.reshape(raw.shape[0], -1, 22)
+    return Blockwise(8, _codes(raw, Kind.Q5_0, 32, (0, _ONE)), _halves(blocks, 0), None)
+
+
+def _from_q5_1(raw: np.ndarray) -> Blockwise:
+    blocks = raw.reshape(raw.shape[0], -1, 24)
+    return Blockwise(8, _codes(raw, Kind.Q5_1, 32, (0, _ONE + _ZERO)), _halves(blocks, 0), _halves(blocks, 2))
+
+
+def _from_q5_k(raw: np.ndarray) -> Blockwise:
+    scales, offsets = _k_scales(raw.reshape(raw.shape[0], -1, 176))
+    return Blockwise(8, _codes(raw, Kind.Q5_K, 32, (0, _ONE + _ZERO + _K_ONES)), scales, offsets)
+
+
+def _from_q6_k(raw: np.ndarray) -> Blockwise:
+    # A super-block: 192 bytes of codes, 16 int8 scales of 16 columns each, d.
+    blocks = raw.reshape(raw.shape[0], -1, 210)
+    factors = blocks[..., 192:208].view(np.int8).astype(np.float32)
+    scales = (_halves(blocks, 208)[..., None] * factors).reshape(raw.shape[0], -1)
+    return Blockwise(8, _codes(raw, Kind.Q6_K, 16, (192, b"\1" * 16 + _ONE)), scales, None)
+
+
+def _from_iq4_nl(raw: np.ndarray) -> Blockwise:
+    blocks = raw.reshape(raw.shape[0], -1, 18)
+    return Blockwise(8, _codes(raw, Kind.IQ4_NL, 32, (0, _ONE)), _halves(blocks, 0), None)
+
+
+def _from_mxfp4(raw: np.ndarray) -> Blockwise:
+    exponents = raw.reshape(raw.shape[0], -1, 17)[..., 0].astype(np.int32)
+    scales = np.ldexp(np.float32(1), exponents - 128)  # the package's codes are twice the e2m1 values
+    return Blockwise(8, _codes(raw, Kind.MXFP4, 32, (0, b"\x80")), scales, None)
+
+
+_EXACT: dict[Kind, Callable[[np.ndarray], Blockwise]] = {
+    Kind.Q4_0: _from_q4_0,
+    Kind.Q4_1: _from_q4_1,
+    Kind.Q4_K: _from_q4_k,
+    Kind.Q5_0: _from_q5_0,
+    Kind.Q5_1: _from_q5_1,
+    Kind.Q5_K: _from_q5_k,
+    Kind.Q6_K: _from_q6_k,
+    Kind.Q8_0: _from_q8_0,
+    Kind.IQ4_NL: _from_iq4_nl,
+    Kind.MXFP4: _from_mxfp4,
+}
 
 
 def vector(file: GGUFFile, name: str) -> np.ndarray:

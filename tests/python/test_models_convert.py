@@ -34,9 +34,9 @@ SHAPES = {
         tied=False, biases=True, rope_divisors=True, rotary_dim=16, head_size=32, heads=3, kv_heads=1
     ),
 }
-# 4-bit forms that keep the stored codes must be as exact as float32 weights.
+# Forms that keep the stored codes must be as exact as float32 weights.
 EXACT = [("F32", "float32"), ("F16", "float32"), ("BF16", "float32"), ("Q4_0", "float32")]
-EXACT += [(kind, "int4") for kind in ("Q4_0", "Q4_1", "Q8_0")]
+EXACT += [(kind, "int4") for kind in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4")] + [("Q5_1", "int8")]
 
 
 def converted(folder: Path, shape: TinyShape, kind: str = "F32", **options: object) -> dict[str, np.ndarray]:

@@ -226,41 +226,67 @@ def test_not_a_number_in_the_weights_is_refused(tiny: Path) -> None:
         file.dequantised("blk.1.ffn_up.weight")
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q4_K"])
-def test_block_formats_map_exactly(tmp_path: Path, kind: str) -> None:
-    """Risk: a wrong nibble order or offset gives text that is only somewhat worse."""
-    rng = np.random.default_rng(7)
-    tensor_kind = gguf.GGMLQuantizationType[kind]
-    if kind == "Q4_K":  # no quantiser in the package: any bytes with sane scales are a legal matrix
-        data = rng.integers(0, 256, (24, 2 * 144), dtype=np.uint8)
-        data.reshape(24, 2, 144)[..., :4] = np.array([0.011, 0.023], np.float16).view(np.uint8)
+def write_matrix(path: Path, kind: gguf.GGMLQuantizationType, rows: int, columns: int, seed: int = 7) -> np.ndarray:
+    """A file whose only tensor, "w", holds random blocks of `kind`. Returns what the gguf package makes of it."""
+    rng = np.random.default_rng(seed)
+    if kind in SCALE_BYTES:  # no quantiser in the package: any bytes with sane scales are a legal matrix
+        block, size = gguf.GGML_QUANT_SIZES[kind]
+        data = rng.integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
+        for start, value in SCALE_BYTES[kind]:
+            data[..., start : start + 2] = np.array([value], np.float16).view(np.uint8)
+        data = data.reshape(rows, -1)
     else:
-        data = gguf.quants.quantize(rng.standard_normal((24, 512)).astype(np.float32), tensor_kind)
-    path = tmp_path / "one.gguf"
+        values = rng.standard_normal((rows, columns)).astype(np.float32)
+        data = gguf.quants.quantize(values, kind)
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_tensor("w", data, raw_dtype=tensor_kind)
+    writer.add_tensor("w", data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    expected = gguf.quants.dequantize(data, tensor_kind)
-    with GGUFFile(path) as file:
-        weight = load(file, "w", "int4")
-        assert isinstance(weight, Blockwise) and weight.shape == (24, 512)
-        np.testing.assert_allclose(weight.dequantised(), expected, rtol=0, atol=2e-6 * np.abs(expected).max())
-        order = rng.permutation(24)
-        np.testing.assert_array_equal(weight.rows(order).dequantised(), weight.dequantised()[order])
+    return gguf.quants.dequantize(data, kind).reshape(rows, columns)
 
 
-@pytest.mark.parametrize(("is_head", "bits"), [(True, 8), (False, 4)])
-def test_rounded_formats_stay_within_half_a_step(tmp_path: Path, is_head: bool, bits: int) -> None:
-    path = tmp_path / "tiny.gguf"
-    stored = write_tiny_gguf(path, TinyShape(), "F32")["blk.0.ffn_up.weight"]
-    with GGUFFile(path) as file:
-        weight = load(file, "blk.0.ffn_up.weight", "int4", is_head=is_head)
+Kind = gguf.GGMLQuantizationType
+# Where a block's float16 scales lie, and sane values for them.
+SCALE_BYTES = {
+    Kind.Q2_K: [(80, 0.011), (82, 0.023)],
+    Kind.Q3_K: [(108, 0.011)],
+    Kind.Q4_K: [(0, 0.011), (2, 0.023)],
+    Kind.Q5_K: [(0, 0.011), (2, 0.023)],
+    Kind.Q6_K: [(208, 0.0007)],
+    Kind.IQ4_NL: [(0, 0.011)],
+    Kind.IQ4_XS: [(0, 0.0007)],
+}
+EXACT_BITS = {"Q4_0": 4, "Q4_1": 4, "Q4_K": 4} | dict.fromkeys(
+    ("Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4"), 8
+)
+
+
+@pytest.mark.parametrize("kind", EXACT_BITS)
+@pytest.mark.parametrize("form", ["int4", "int8"])
+def test_block_formats_map_exactly(tmp_path: Path, kind: str, form: str) -> None:
+    """Risk: a wrong nibble order or offset gives text that is only somewhat worse."""
+    expected = write_matrix(tmp_path / "one.gguf", Kind[kind], 24, 512)
+    with GGUFFile(tmp_path / "one.gguf") as file:
+        weight = load(file, "w", form)
+    assert isinstance(weight, Blockwise) and weight.shape == (24, 512) and weight.bits == EXACT_BITS[kind]
+    np.testing.assert_allclose(weight.dequantised(), expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+    order = np.random.default_rng(0).permutation(24)
+    np.testing.assert_array_equal(weight.rows(order).dequantised(), weight.dequantised()[order])
+
+
+@pytest.mark.parametrize(("form", "is_head", "bits"), [("int4", True, 8), ("int4", False, 4), ("int8", False, 8)])
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q2_K", "Q3_K", "IQ4_XS"])
+def test_rounded_formats_stay_within_half_a_step(
+    tmp_path: Path, kind: str, form: str, is_head: bool, bits: int
+) -> None:
+    expected = write_matrix(tmp_path / "one.gguf", Kind[kind], 24, 512)
+    with GGUFFile(tmp_path / "one.gguf") as file:
+        weight = load(file, "w", form, is_head=is_head)
     assert isinstance(weight, Blockwise) and weight.bits == bits
-    error = np.abs(weight.dequantised() - stored).reshape(*weight.scales.shape, 32)
-    assert (error <= 0.5001 * weight.scales[..., None] + 1e-7).all()
+    error = np.abs(weight.dequantised() - expected).reshape(*weight.scales.shape, 32)
+    assert (error <= 0.5001 * weight.scales[..., None] + 1e-6).all()
 
 
 def test_row_order_of_partly_rotated_heads() -> None:

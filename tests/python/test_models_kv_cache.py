@@ -16,6 +16,8 @@ import pytest
 from models_support import PagedModel, TinyShape, numpy_llama, require_library, smollm2_path, write_tiny_gguf
 from onnx import numpy_helper
 
+import octavo.cli
+import octavo.weights
 from octavo import calibration, kv_cache
 from octavo.cli import KV_CACHE_TYPES
 from octavo.convert import convert
@@ -56,7 +58,7 @@ def initializers(folder: Path) -> dict[str, np.ndarray]:
 
 
 def test_the_command_offers_every_type() -> None:
-    assert tuple(CACHE_TYPES) == KV_CACHE_TYPES
+    assert tuple(CACHE_TYPES) == KV_CACHE_TYPES and octavo.weights.WEIGHT_FORMS == octavo.cli.WEIGHT_FORMS
 
 
 def test_scales_of_the_first_layer_follow_from_the_weights(
