@@ -106,7 +106,9 @@ Examples:
 )
 @click.option("--force", is_flag=True, help="Replace OUT_DIR if it holds a model.")
 def convert(source: str, target: str, weights: str, exact: bool, cache: str, block_size: int, **options: Any) -> None:
-    """Convert a llama-architecture GGUF file to a folder that onnxruntime-genai runs.
+    """Convert a GGUF file to a folder that onnxruntime-genai runs.
+
+    Architectures: llama (Mistral and SmolLM2 among them), qwen2, qwen3, gemma2, gemma3, phi3, gpt-oss.
 
     OUT_DIR gets the ONNX graph with PagedAttention, the weights, the tokenizer with its chat template, and
     genai_config.json. It appears whole, or not at all.

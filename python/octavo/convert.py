@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import genai_folder
+from .architectures import ModelConfig, read_config
 from .calibration import give_cache_type
 from .errors import OctavoError
 from .gguf_reader import GGUFFile
 from .graph import GraphOptions, step_count, write_graph
 from .kv_cache import CACHE_TYPES, needs_scales
-from .llama import LlamaConfig, read_config
 from .model_folder import CONFIG_FILE
 from .runtime import get_library_path
 from .tokenizer import Vocabulary
@@ -25,7 +25,7 @@ class Converted:
 
     folder: Path
     byte_count: int
-    config: LlamaConfig
+    config: ModelConfig
     num_blocks: int
 
 
@@ -39,7 +39,7 @@ def convert(
     force: bool = False,
     progress: Callable[[str, int, int], None] = lambda step, done, total: None,
 ) -> Converted:
-    """Converts a llama-architecture GGUF file to a genai model folder. `target` is whole afterwards, or untouched.
+    """Converts a GGUF file to a genai model folder. `target` is whole afterwards, or untouched.
 
     Args:
         source: the .gguf file.

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from . import kv_cache
+from .architectures import ModelConfig
 from .errors import OctavoError, quoted
 from .graph import GraphOptions
-from .llama import LlamaConfig
 from .model_folder import CONFIG_FILE, LOG_ID, WRITTEN_FILES, read_json
 from .runtime import LIBRARY_NAME
 from .tokenizer import Vocabulary
@@ -25,7 +25,7 @@ from .tokenizer import Vocabulary
 CACHE_BYTES = 512 << 20  # default size of the key-value cache
 
 
-def default_num_blocks(config: LlamaConfig, options: GraphOptions) -> int:
+def default_num_blocks(config: ModelConfig, options: GraphOptions) -> int:
     """Blocks for four full contexts, or as many as fit CACHE_BYTES, but always enough for one block."""
     token_bytes = kv_cache.token_bytes(options.cache_type, config.kv_num_heads, config.head_size)
     affordable = CACHE_BYTES // (config.layers * token_bytes * options.block_size)
@@ -33,7 +33,7 @@ def default_num_blocks(config: LlamaConfig, options: GraphOptions) -> int:
     return max(1, min(affordable, useful))
 
 
-def genai_config(config: LlamaConfig, options: GraphOptions, vocabulary: Vocabulary, num_blocks: int) -> dict[str, Any]:
+def genai_config(config: ModelConfig, options: GraphOptions, vocabulary: Vocabulary, num_blocks: int) -> dict[str, Any]:
     """The content of genai_config.json.
 
     block_size must equal the graph's static dimension, and num_blocks must be there: onnxruntime-genai's defaults for

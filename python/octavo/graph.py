@@ -1,8 +1,9 @@
-"""The paged ONNX graph of a llama-architecture model.
+"""The paged ONNX graph of a model of one of the ARCHITECTURES.
 
-Per layer: RMSNorm, one packed QKV projection, com.microsoft::PagedAttention (RoPE inside), output projection, RMSNorm,
-SwiGLU. Inputs and outputs carry the names onnxruntime-genai's engine uses by default. T = num_tokens of all sequences
-of a step, one after the other; only the last token of each sequence reaches the head.
+Per layer: RMSNorm, one packed QKV projection, com.microsoft::PagedAttention (QK-norm, RoPE, window, softcap and sinks
+inside), output projection, RMSNorm, gated feed-forward or mixture of experts. Inputs and outputs carry the names
+onnxruntime-genai's engine uses by default. T = num_tokens of all sequences of a step, one after the other; only the
+last token of each sequence reaches the head.
 """
 
 from __future__ import annotations
@@ -15,20 +16,21 @@ import numpy as np
 from onnx import TensorProto
 
 from . import weights
+from .architectures import OPTIONAL_BIASES, ModelConfig, half_rotation_order, rope_caches
 from .gguf_reader import GGUFFile
-from .llama import OPTIONAL_BIASES, LlamaConfig, half_rotation_order, rope_caches
 from .onnx_writer import OnnxWriter
 from .weights import Blockwise, Dense, Weight
 
 MS = "com.microsoft"
+SWIGLU_OAI = {"activation_alpha": 1.702, "activation_beta": 1.0, "swiglu_limit": 7.0}  # of gpt-oss's experts
 
 
 @dataclass(frozen=True)
 class GraphOptions:
     """How the graph is written.
 
-    weight_form: of weights.WEIGHT_FORMS. block_size: tokens of a cache block. cache_type: a key of kv_cache.CACHE_TYPES,
-    which convert() gives the finished graph.
+    weight_form: of weights.WEIGHT_FORMS. block_size: tokens of a cache block.
+    cache_type: a key of kv_cache.CACHE_TYPES, which convert() gives the finished graph.
     accuracy_level: MatMulNBits' arithmetic; 4 = int8 activations, quick; 1 = float32, exact, several times slower.
     """
 
@@ -40,7 +42,7 @@ class GraphOptions:
 
 def write_graph(
     file: GGUFFile,
-    config: LlamaConfig,
+    config: ModelConfig,
     options: GraphOptions,
     folder: Path,
     version: str,
@@ -52,22 +54,26 @@ def write_graph(
     """
     writer = OnnxWriter(folder)
     try:
-        _LlamaGraph(file, config, options, writer, progress).build()
+        _Graph(file, config, options, writer, progress).build()
         progress("graph")
         writer.finish(version)
     finally:
         writer.close()
 
 
-def step_count(config: LlamaConfig) -> int:
+def _rope_name(name: str, local: bool) -> str:
+    return name + ("_local" if local else "")
+
+
+def step_count(config: ModelConfig) -> int:
     return config.layers + 3  # embedding, layers, head, graph
 
 
-class _LlamaGraph:
+class _Graph:
     def __init__(
         self,
         file: GGUFFile,
-        config: LlamaConfig,
+        config: ModelConfig,
         options: GraphOptions,
         writer: OnnxWriter,
         progress: Callable[[str], None],
@@ -86,20 +92,14 @@ class _LlamaGraph:
         writer.input("past_sequence_lengths", TensorProto.INT32, ["batch_size"])
         writer.input("block_table", TensorProto.INT32, ["batch_size", "max_blocks"])
         writer.input("attention_metadata", TensorProto.INT32, [3])
-        cos, sin = rope_caches(self.file, config)
-        writer.constant("cos_cache", cos)
-        writer.constant("sin_cache", sin)
+        for local in sorted({config.has_local_rope(layer) for layer in range(config.layers)}):
+            cos, sin = rope_caches(self.file, config, local)
+            writer.constant(_rope_name("cos_cache", local), cos)
+            writer.constant(_rope_name("sin_cache", local), sin)
 
         hidden, embedding = self._embed()
         self.progress("embedding")
-        normed = writer.node(
-            "SimplifiedLayerNormalization",
-            [hidden, self._norm("blk.0.attn_norm.weight")],
-            "blk.0.attn_norm.out",
-            epsilon=config.norm_epsilon,
-            axis=-1,
-            stash_type=1,
-        )
+        normed = self._rms_norm(hidden, "blk.0.attn_norm")
         for layer in range(config.layers):
             normed, hidden = self._layer(layer, normed, hidden)
             self.progress(f"layer {layer + 1} of {config.layers}")
@@ -134,23 +134,75 @@ class _LlamaGraph:
             hidden = writer.node(
                 "Gather", [writer.constant("token_embd", table), "input_ids"], "token_embd.out", axis=0
             )
+        if self.config.traits.embedding_scale:
+            scale = writer.constant("embedding_scale", np.sqrt(np.array(self.config.hidden_size, np.float32)))
+            hidden = writer.node("Mul", [hidden, scale], "token_embd.scaled")
         return hidden, weight
 
     def _layer(self, layer: int, normed: str, residual: str) -> tuple[str, str]:
         """normed, residual: (T, H). Returns the next layer's (or the head's) normed input, and the new residual."""
-        prefix = f"blk.{layer}."
-        attended = self._attention(layer, normed)
-        projected = self._linear(prefix + "attn_output", attended)
-        normed, residual = self._add_and_norm(projected, residual, prefix + "ffn_norm.weight", prefix + "ffn_norm.out")
-        gate = self._linear(prefix + "ffn_gate", normed)
-        up = self._linear(prefix + "ffn_up", normed)
-        sigmoid = self.writer.node("Sigmoid", [gate], prefix + "ffn_gate.sigmoid")
-        swish = self.writer.node("Mul", [gate, sigmoid], prefix + "ffn_gate.swish")
-        gated = self.writer.node("Mul", [swish, up], prefix + "ffn_gated")
-        down = self._linear(prefix + "ffn_down", gated)
-        last = layer + 1 == self.config.layers
-        norm = "output_norm.weight" if last else f"blk.{layer + 1}.attn_norm.weight"
-        return self._add_and_norm(down, residual, norm, norm.replace(".weight", ".out"))
+        config, prefix = self.config, f"blk.{layer}."
+        added = self._linear(prefix + "attn_output", self._attention(layer, normed))
+        if config.traits.post_norms:
+            added = self._rms_norm(added, prefix + "post_attention_norm")
+        normed, residual = self._add_and_norm(added, residual, prefix + config.traits.ffn_norm)
+        added = self._experts(prefix, normed) if config.traits.experts else self._feed_forward(prefix, normed)
+        if config.traits.post_norms:
+            added = self._rms_norm(added, prefix + "post_ffw_norm")
+        last = layer + 1 == config.layers
+        return self._add_and_norm(added, residual, "output_norm" if last else f"blk.{layer + 1}.attn_norm")
+
+    def _feed_forward(self, prefix: str, normed: str) -> str:
+        gate, up = self._gate_and_up(prefix, normed)
+        if self.config.traits.activation == "gelu":
+            gate = self.writer.node("Gelu", [gate], prefix + "ffn_gate.gelu", approximate="tanh")
+        else:
+            sigmoid = self.writer.node("Sigmoid", [gate], prefix + "ffn_gate.sigmoid")
+            gate = self.writer.node("Mul", [gate, sigmoid], prefix + "ffn_gate.swish")
+        gated = self.writer.node("Mul", [gate, up], prefix + "ffn_gated")
+        return self._linear(prefix + "ffn_down", gated)
+
+    def _gate_and_up(self, prefix: str, normed: str) -> tuple[str, str]:
+        if not self.config.traits.fused:
+            return self._linear(prefix + "ffn_gate", normed), self._linear(prefix + "ffn_up", normed)
+        both, bias, width = self._load(prefix + "ffn_up"), self._bias(prefix + "ffn_up"), self.config.feed_forward_size
+        rows = np.arange(2 * width).reshape(2, width)
+        gate, up = (
+            self._multiply(prefix + name, normed, both.rows(part), None if bias is None else bias[part])
+            for name, part in zip(("ffn_gate", "ffn_up"), rows, strict=True)
+        )
+        return gate, up
+
+    def _experts(self, prefix: str, normed: str) -> str:
+        """Mixture of experts in float32: the softmax of the best few of the router's logits weighs their outputs."""
+        writer, config = self.writer, self.config
+        router = self._multiply(
+            prefix + "ffn_gate_inp",
+            normed,
+            Dense(self.file.dequantised(prefix + "ffn_gate_inp.weight")),
+            weights.vector(self.file, prefix + "ffn_gate_inp.bias"),
+        )
+        names = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+        gate, up, down = (self.file.dequantised(f"{prefix}{name}.weight") for name in names)
+        gate_bias, up_bias, down_bias = (self.file.dequantised(f"{prefix}{name}.bias") for name in names)
+        count, width, hidden = gate.shape
+        inputs = {  # rows of gate and up by turns
+            "ffn_gate_up_exps.weight": np.stack([gate, up], axis=2).reshape(count, 2 * width, hidden),
+            "ffn_gate_up_exps.bias": np.stack([gate_bias, up_bias], axis=2).reshape(count, 2 * width),
+            "ffn_down_exps.weight": down,
+            "ffn_down_exps.bias": down_bias,
+        }
+        return writer.node(
+            "MoE",
+            [normed, router, *(writer.constant(prefix + name, values) for name, values in inputs.items())],
+            prefix + "ffn_exps.out",
+            MS,
+            k=config.experts_used,
+            normalize_routing_weights=1,
+            activation_type="swiglu",
+            swiglu_fusion=1,
+            **SWIGLU_OAI,
+        )
 
     def _attention(self, layer: int, normed: str) -> str:
         config, prefix = self.config, f"blk.{layer}."
@@ -159,7 +211,19 @@ class _LlamaGraph:
         for kind in ("key", "value"):
             caches.append(self.writer.input(f"past_key_values.{layer}.{kind}", TensorProto.FLOAT, shape))
             cache_outputs.append(self.writer.output(f"present.{layer}.{kind}", TensorProto.FLOAT, shape))
-        attributes = {"local_window_size": config.local_window_size} if config.local_window_size > 0 else {}
+        sinks, norms, local = "", ["", ""], config.has_local_rope(layer)
+        attributes: dict[str, float | int] = {}
+        if config.traits.sinks:
+            sinks = self._vector(prefix + "attn_sinks")
+        if config.traits.qk_norm:
+            norms = [self._vector(prefix + name) for name in ("attn_q_norm", "attn_k_norm")]
+            attributes["qk_norm_epsilon"] = config.norm_epsilon
+        if config.windows[layer] > 0:
+            attributes["local_window_size"] = config.windows[layer]
+        if config.attention_scale:
+            attributes["scale"] = config.attention_scale
+        if config.attention_softcap:
+            attributes["softcap"] = config.attention_softcap
         return self.writer.node(
             "PagedAttention",
             [
@@ -168,9 +232,13 @@ class _LlamaGraph:
                 "cumulative_sequence_lengths",
                 "past_sequence_lengths",
                 "block_table",
-                "cos_cache",
-                "sin_cache",
-                *[""] * 6,  # slot_mapping, head_sink, norm weights, scales
+                _rope_name("cos_cache", local),
+                _rope_name("sin_cache", local),
+                "",  # slot_mapping
+                sinks,
+                *norms,
+                "",  # scales, which a quantised cache gets later
+                "",
                 "attention_metadata",
             ],
             [prefix + "attn.out", *cache_outputs],
@@ -185,12 +253,13 @@ class _LlamaGraph:
     def _query_key_value(self, prefix: str, normed: str) -> list[str]:
         """Inputs 0 to 2: packed QKV where the three matrices have one form, else three values."""
         config = self.config
-        orders = {
-            "attn_q": half_rotation_order(config.num_heads, config.head_size, config.rotary_dim),
-            "attn_k": half_rotation_order(config.kv_num_heads, config.head_size, config.rotary_dim),
-            "attn_v": np.arange(config.kv_rows),
-        }
-        parts = [self._load(prefix + name).rows(order) for name, order in orders.items()]
+        if config.traits.fused:
+            return [self._linear(prefix + "attn_qkv", normed), "", ""]
+        orders = {"attn_q": None, "attn_k": None, "attn_v": None}
+        if config.traits.interleaved_rows:
+            for name, heads in (("attn_q", config.num_heads), ("attn_k", config.kv_num_heads)):
+                orders[name] = half_rotation_order(heads, config.head_size, config.rotary_dim)
+        parts = [self._load(prefix + name, order) for name, order in orders.items()]
         biases = [self._bias(prefix + name, order) for name, order in orders.items()]
         packed = weights.stack(parts)
         if packed is None:
@@ -214,30 +283,47 @@ class _LlamaGraph:
         last = writer.node("Sub", [ends, writer.constant("one_int32", np.array(1, np.int32))], "last_tokens")
         rows = writer.node("Gather", [normed, last], "last_hidden", axis=0)
         writer.output("logits", TensorProto.FLOAT, ["batch_size", config.vocab_size])
-        if config.tied_head:
-            self._multiply("output", rows, embedding, None, out="logits")
-        else:
+        head = embedding
+        if not config.tied_head:
             head = weights.load(self.file, "output.weight", self.options.weight_form, is_head=True)
+        if not config.final_softcap:
             self._multiply("output", rows, head, None, out="logits")
+            return
+        logits = self._multiply("output", rows, head, None)
+        cap = writer.constant("final_softcap", np.array(config.final_softcap, np.float32))
+        bounded = writer.node("Tanh", [writer.node("Div", [logits, cap], "output.scaled")], "output.bounded")
+        writer.node("Mul", [bounded, cap], "logits")
 
     # --- building blocks ---
 
-    def _norm(self, name: str) -> str:
-        return self.writer.constant(name, weights.vector(self.file, name))
+    def _vector(self, name: str) -> str:
+        return self.writer.constant(name + ".weight", weights.vector(self.file, name + ".weight"))
 
-    def _add_and_norm(self, value: str, residual: str, norm: str, out: str) -> tuple[str, str]:
-        total = out + ".residual"
+    def _rms_norm(self, value: str, name: str) -> str:
+        return self.writer.node(
+            "SimplifiedLayerNormalization",
+            [value, self._vector(name)],
+            name + ".out",
+            epsilon=self.config.norm_epsilon,
+            axis=-1,
+            stash_type=1,
+        )
+
+    def _add_and_norm(self, value: str, residual: str, name: str) -> tuple[str, str]:
+        """The norm `name` of value + residual, and that sum."""
+        out, total = name + ".out", name + ".out.residual"
         self.writer.node(
             "SkipSimplifiedLayerNormalization",
-            [value, residual, self._norm(norm)],
+            [value, residual, self._vector(name)],
             [out, "", "", total],
             MS,
             epsilon=self.config.norm_epsilon,
         )
         return out, total
 
-    def _load(self, name: str) -> Weight:
-        return weights.load(self.file, name + ".weight", self.options.weight_form)
+    def _load(self, name: str, order: np.ndarray | None = None) -> Weight:
+        weight = weights.load(self.file, name + ".weight", self.options.weight_form)
+        return weight if order is None else weight.rows(order)
 
     def _bias(self, name: str, order: np.ndarray | None = None) -> np.ndarray | None:
         if name.rsplit(".", 1)[1] not in OPTIONAL_BIASES or name + ".bias" not in self.file.tensors:

@@ -63,6 +63,20 @@ def byte_tokens() -> list[str]:
     return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]
 
 
+def add_byte_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
+    """A byte-level vocabulary of `size` tokens: bytes, <eos> (256), <bos> (257), three merges, unused ones."""
+    tokens = [*byte_tokens(), "<eos>", "<bos>", "he", "\u0120t", "\u0120the"]
+    types = [1] * 256 + [3, 3, 1, 1, 1] + [3] * (size - len(tokens))
+    tokens += [f"<unused{index}>" for index in range(size - len(tokens))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges(["h e", "\u0120 t", "\u0120t he"])
+    writer.add_eos_token_id(256)
+    writer.add_bos_token_id(257)
+
+
 def write_tiny_gguf(
     path: Path,
     shape: TinyShape,
@@ -89,16 +103,7 @@ def write_tiny_gguf(
     writer.add_uint32("llama.rope.dimension_count", shape.rotary_dim)
     writer.add_float32("llama.rope.freq_base", shape.rope_base)
     writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
-    tokens = [*byte_tokens(), "<eos>", "<bos>", "he", "\u0120t", "\u0120the"]
-    types = [1] * 256 + [3, 3, 1, 1, 1] + [3] * (shape.vocab - len(tokens))
-    tokens += [f"<unused{index}>" for index in range(shape.vocab - len(tokens))]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(tokens)
-    writer.add_token_types(types)
-    writer.add_token_merges(["h e", "\u0120 t", "\u0120t he"])
-    writer.add_eos_token_id(256)
-    writer.add_bos_token_id(257)
+    add_byte_vocabulary(writer, shape.vocab)
 
     if optional_keys:
         writer.add_uint32("general.alignment", 32)

@@ -1,0 +1,108 @@
+"""octavo convert on every architecture, against the logits of transformers with the same random weights.
+
+Risks: a norm, scale, softcap, window, bias or sink that is left out or in the wrong place, a wrong order of rows.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import tiny_architectures
+from models_support import PagedModel, require_library
+from tiny_architectures import CASES, CONTEXT, KEPT_ROWS, WINDOW, token_ids, write_gguf
+
+from octavo.architectures import ARCHITECTURES
+from octavo.convert import convert
+from octavo.errors import OctavoError
+from octavo.graph import GraphOptions
+
+TOLERANCE = 1e-5  # of the range of the logits; float32 sums of these sizes err by 1e-6
+PREFILLED = 20
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, np.ndarray]:
+    with np.load(tiny_architectures.LOGITS) as file:
+        return dict(file)
+
+
+def paged_logits(folder: Path) -> np.ndarray:
+    """Logits, KEPT_ROWS, of a sequence that is prefilled beside another one and then fed token by token."""
+    model = PagedModel(folder, num_blocks=8, every_row=True)
+    ids = token_ids()
+    rows = [model.step({1: ids[::-1][:5], 0: ids[:PREFILLED]})[0]]
+    for position in range(PREFILLED, len(ids)):
+        rows.append(model.step({0: ids[position : position + 1]})[0])
+    return np.concatenate(rows)[KEPT_ROWS]
+
+
+def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.abs(got - expected).max() / np.ptp(expected))
+
+
+def test_every_architecture_has_a_case() -> None:
+    assert {case.architecture for case in CASES.values()} == set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_are_those_of_transformers(tmp_path: Path, expected: dict[str, np.ndarray], name: str) -> None:
+    require_library()
+    write_gguf(tmp_path / "tiny.gguf", CASES[name])
+    convert(tmp_path / "tiny.gguf", tmp_path / "model", GraphOptions(weight_form="float32"))
+    assert relative_error(paged_logits(tmp_path / "model"), expected[name]) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_exact_eight_bit_weights(tmp_path: Path, name: str) -> None:
+    """Codes kept and codes dequantised make the same logits: rows are split and stacked alike in both forms."""
+    require_library()
+    write_gguf(tmp_path / "tiny.gguf", CASES[name], "Q8_0")
+    got = []
+    for form in ("float32", "int4"):
+        convert(tmp_path / "tiny.gguf", tmp_path / form, GraphOptions(weight_form=form, accuracy_level=1))
+        got.append(paged_logits(tmp_path / form))
+    assert relative_error(*got) < TOLERANCE
+
+
+def test_a_shorter_context_takes_longropes_short_factors(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf", CASES["phi3, LongRoPE"])
+    tables = []
+    for context in (16, CONTEXT):
+        folder = tmp_path / str(context)
+        convert(tmp_path / "tiny.gguf", folder, GraphOptions(weight_form="float32"), context_length=context)
+        model = onnx.load(folder / "model.onnx")
+        tables += [onnx.numpy_helper.to_array(t) for t in model.graph.initializer if t.name == "cos_cache"]
+    factor = np.float64(tables[0][0, 0])
+    assert np.allclose(tables[0][1] / factor, np.cos(500.0 ** -np.linspace(0, 14 / 16, 8) / np.linspace(1, 1.5, 8)))
+    assert np.allclose(tables[1][1] / factor, np.cos(500.0 ** -np.linspace(0, 14 / 16, 8) / np.linspace(1, 6, 8)))
+
+
+@pytest.mark.parametrize(
+    ("name", "windows"),
+    [("gemma2", [WINDOW, -1]), ("gemma3", [WINDOW] * 5 + [-1]), ("phi3", [WINDOW] * 2), ("gpt-oss", [WINDOW, -1])],
+)
+def test_windows_of_layers(tmp_path: Path, name: str, windows: list[int]) -> None:
+    write_gguf(tmp_path / "tiny.gguf", CASES[name])
+    convert(tmp_path / "tiny.gguf", tmp_path / "model")
+    found = []
+    for node in onnx.load(tmp_path / "model/model.onnx", load_external_data=False).graph.node:
+        if node.op_type == "PagedAttention":
+            found.append(next((a.i for a in node.attribute if a.name == "local_window_size"), -1))
+    assert found == windows
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "words"),
+    [
+        ("gpt-oss", "expert_count", "no metadata 'gpt-oss.expert_count'"),
+        ("gpt-oss", "expert_used_count", "no metadata 'gpt-oss.expert_used_count'"),
+        ("qwen3", "attention.key_length", "keys of 16 and values of 32"),
+    ],
+)
+def test_absent_keys_are_named(tmp_path: Path, name: str, key: str, words: str) -> None:
+    write_gguf(tmp_path / "tiny.gguf", CASES[name], without=(key,))
+    with pytest.raises(OctavoError, match=words):
+        convert(tmp_path / "tiny.gguf", tmp_path / "model")
