@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto
@@ -22,7 +23,15 @@ from .onnx_writer import OnnxWriter
 from .weights import Blockwise, Dense, Weight
 
 MS = "com.microsoft"
-SWIGLU_OAI = {"activation_alpha": 1.702, "activation_beta": 1.0, "swiglu_limit": 7.0}  # of gpt-oss's experts
+# Of gpt-oss's experts. swiglu_fusion 1: rows of gate and up by turns.
+SWIGLU_OAI: dict[str, Any] = {
+    "activation_type": "swiglu",
+    "activation_alpha": 1.702,
+    "activation_beta": 1.0,
+    "swiglu_limit": 7.0,
+    "swiglu_fusion": 1,
+    "normalize_routing_weights": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,10 @@ def write_graph(
 
 def _rope_name(name: str, local: bool) -> str:
     return name + ("_local" if local else "")
+
+
+def _fits_qmoe(weight: Weight | None) -> bool:
+    return isinstance(weight, Blockwise) and weight.bits == 8 and weight.offsets is None
 
 
 def step_count(config: ModelConfig) -> int:
@@ -174,35 +187,47 @@ class _Graph:
         return gate, up
 
     def _experts(self, prefix: str, normed: str) -> str:
-        """Mixture of experts in float32: the softmax of the best few of the router's logits weighs their outputs."""
-        writer, config = self.writer, self.config
-        router = self._multiply(
-            prefix + "ffn_gate_inp",
-            normed,
-            Dense(self.file.dequantised(prefix + "ffn_gate_inp.weight")),
-            weights.vector(self.file, prefix + "ffn_gate_inp.bias"),
-        )
-        names = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
-        gate, up, down = (self.file.dequantised(f"{prefix}{name}.weight") for name in names)
-        gate_bias, up_bias, down_bias = (self.file.dequantised(f"{prefix}{name}.bias") for name in names)
-        count, width, hidden = gate.shape
-        inputs = {  # rows of gate and up by turns
-            "ffn_gate_up_exps.weight": np.stack([gate, up], axis=2).reshape(count, 2 * width, hidden),
-            "ffn_gate_up_exps.bias": np.stack([gate_bias, up_bias], axis=2).reshape(count, 2 * width),
-            "ffn_down_exps.weight": down,
-            "ffn_down_exps.bias": down_bias,
-        }
-        return writer.node(
-            "MoE",
-            [normed, router, *(writer.constant(prefix + name, values) for name, values in inputs.items())],
-            prefix + "ffn_exps.out",
-            MS,
-            k=config.experts_used,
-            normalize_routing_weights=1,
-            activation_type="swiglu",
-            swiglu_fusion=1,
-            **SWIGLU_OAI,
-        )
+        """Mixture of experts: the softmax of the best few of the router's logits weighs their outputs.
+
+        QMoE has 8-bit activations and no offsets; other forms, and exact arithmetic, get MoE with float32 weights.
+        """
+        config = self.config
+        router = Dense(self.file.dequantised(prefix + "ffn_gate_inp.weight"))
+        router_bias = weights.vector(self.file, prefix + "ffn_gate_inp.bias")
+        logits = self._multiply(prefix + "ffn_gate_inp", normed, router, router_bias)
+        gate, up, down = (self._load(prefix + f"ffn_{part}_exps") for part in ("gate", "up", "down"))
+        biases = (self.file.dequantised(f"{prefix}ffn_{part}_exps.bias") for part in ("gate", "up", "down"))
+        gate_bias, up_bias, down_bias = biases
+        gate_up = weights.stack([gate, up])
+        rows = config.expert_count * config.feed_forward_size
+        by_turns = np.stack([np.arange(rows), np.arange(rows, 2 * rows)], axis=1).reshape(-1)
+        both_biases = np.stack([gate_bias, up_bias], axis=2).reshape(config.expert_count, -1)
+
+        attributes: dict[str, Any] = SWIGLU_OAI | {"k": config.experts_used}
+        if (
+            self.options.accuracy_level == 4
+            and _fits_qmoe(gate_up)
+            and _fits_qmoe(down)
+            and gate_up.block == down.block
+        ):
+            attributes |= {"expert_weight_bits": 8, "block_size": down.block}
+        else:
+            gate_up, down = Dense(np.concatenate([gate.dequantised(), up.dequantised()])), Dense(down.dequantised())
+        inputs = [normed, logits]
+        inputs += self._expert_inputs(prefix + "ffn_gate_up_exps", gate_up.rows(by_turns), both_biases)
+        inputs += self._expert_inputs(prefix + "ffn_down_exps", down, down_bias)
+        op = "QMoE" if isinstance(down, Blockwise) else "MoE"
+        return self.writer.node(op, inputs, prefix + "ffn_exps.out", MS, **attributes)
+
+    def _expert_inputs(self, name: str, weight: Weight, bias: np.ndarray) -> list[str]:
+        """Three inputs of QMoE or two of MoE; the first extent of each is the expert."""
+        count = self.config.expert_count
+        if isinstance(weight, Dense):
+            values = [("weight", weight.values)]
+        else:
+            values = [("codes", weight.codes.reshape(weight.shape)), ("scales", weight.scales)]
+        named = [(part, v.reshape(count, -1, v.shape[-1])) for part, v in values]
+        return [self.writer.constant(f"{name}.{part}", v) for part, v in [*named, ("bias", bias)]]
 
     def _attention(self, layer: int, normed: str) -> str:
         config, prefix = self.config, f"blk.{layer}."

@@ -79,7 +79,7 @@ Weight = Dense | Blockwise
 
 
 def load(file: GGUFFile, name: str, form: str, is_head: bool = False) -> Weight:
-    """Matrix `name` in the wanted form.
+    """Matrix `name` in the wanted form; of a tensor of matrices, the rows of all of them.
 
     Args:
         form: of WEIGHT_FORMS. "float32" gives Dense, the others Blockwise: the stored codes where the type has them
@@ -88,15 +88,19 @@ def load(file: GGUFFile, name: str, form: str, is_head: bool = False) -> Weight:
         is_head: the matrix makes the logits, where 4 bits cost the most.
     """
     info = file.tensor(name)
+
+    def values() -> np.ndarray:
+        return file.dequantised(name).reshape(-1, info.shape[-1])
+
     if form == "float32" or info.shape[-1] % BLOCK:
-        return Dense(file.dequantised(name))
+        return Dense(values())
     with np.errstate(all="ignore"):  # a damaged file's numbers; the result is checked
         if info.kind in _EXACT:
             weight = _EXACT[info.kind](file.raw(name))
         elif is_head or form == "int8":
-            weight = round_to_8_bits(file.dequantised(name))
+            weight = round_to_8_bits(values())
         else:
-            weight = round_to_4_bits(file.dequantised(name))
+            weight = round_to_4_bits(values())
     for numbers in (weight.scales, weight.offsets):
         if numbers is not None:
             require_finite(numbers, f"{file.path}: tensor {quoted(name)}")

@@ -67,6 +67,20 @@ def test_exact_eight_bit_weights(tmp_path: Path, name: str) -> None:
     assert relative_error(*got) < TOLERANCE
 
 
+@pytest.mark.parametrize("kind", ["Q8_0", "MXFP4"])
+def test_quantised_experts(tmp_path: Path, kind: str) -> None:
+    """The same codes, with 8-bit activations as QMoE has them. A wrong order of rows is off by the whole range."""
+    require_library()
+    write_gguf(tmp_path / "tiny.gguf", CASES["gpt-oss"], kind)
+    got = []
+    for form in ("float32", "int4"):
+        convert(tmp_path / "tiny.gguf", tmp_path / form, GraphOptions(weight_form=form))
+        got.append(paged_logits(tmp_path / form))
+    model = onnx.load(tmp_path / "int4/model.onnx", load_external_data=False)
+    assert sum(node.op_type == "QMoE" for node in model.graph.node) == 2
+    assert relative_error(*got) < 0.03
+
+
 def test_a_shorter_context_takes_longropes_short_factors(tmp_path: Path) -> None:
     write_gguf(tmp_path / "tiny.gguf", CASES["phi3, LongRoPE"])
     tables = []

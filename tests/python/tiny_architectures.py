@@ -1,4 +1,4 @@
-"""Tiny random models of every architecture, under transformers' names, and as the GGUF files that llama.cpp makes of them.
+"""Tiny random models of every architecture, as transformers names them and as llama.cpp's GGUF files hold them.
 
 transformers' own logits of them, KEPT_ROWS of TOKENS, are in data/architecture_logits.npz, which make_architecture_logits.py writes.
 """
