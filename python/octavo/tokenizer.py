@@ -1,6 +1,6 @@
 """tokenizer.json and tokenizer_config.json out of a GGUF file's vocabulary.
 
-Two kinds of vocabulary exist in llama-architecture files: byte-level BPE with merges ("gpt2") and SentencePiece BPE
+Two kinds of vocabulary exist in the files that octavo converts: byte-level BPE with merges ("gpt2") and SentencePiece BPE
 with scores ("llama").
 """
 
@@ -29,6 +29,12 @@ _LLAMA3_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_QWEN2_PATTERN = _LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
+_GPT4O_PATTERN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _LLAMA3 = [_split(_LLAMA3_PATTERN), _BYTES_ONLY]
 # The files' own tokenizers say Digits and then ByteLevel; onnxruntime-genai 0.18 then takes " ½" for one piece, where
 # the tokenizers package cuts before every numeral. Written as two splits, both agree.
@@ -40,6 +46,8 @@ PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
+    "qwen2": [_split(_QWEN2_PATTERN), _BYTES_ONLY],
+    "gpt-4o": [_split(_GPT4O_PATTERN), _BYTES_ONLY],
     "refact": _NUMERALS_ALONE,
     "smollm": _NUMERALS_ALONE,
     "starcoder": _NUMERALS_ALONE,
@@ -214,7 +222,7 @@ class Vocabulary:
             index = self._token_id(kind)
             if index is not None and index not in stops:
                 stops.append(index)
-        for name in ("<|eot_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>"):
+        for name in ("<|eot_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<end_of_turn>", "<|return|>", "<|call|>"):
             index = self._ids.get(name)
             if index is not None and self.types[index] == _CONTROL and index not in stops:
                 stops.append(index)

@@ -18,6 +18,7 @@ from octavo.architectures import ARCHITECTURES
 from octavo.convert import convert
 from octavo.errors import OctavoError
 from octavo.graph import GraphOptions
+from octavo.trial import try_engine
 
 TOLERANCE = 1e-5  # of the range of the logits; float32 sums of these sizes err by 1e-6
 PREFILLED = 20
@@ -79,6 +80,14 @@ def test_quantised_experts(tmp_path: Path, kind: str) -> None:
     model = onnx.load(tmp_path / "int4/model.onnx", load_external_data=False)
     assert sum(node.op_type == "QMoE" for node in model.graph.node) == 2
     assert relative_error(*got) < 0.03
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "gemma2", "gemma3", "phi3", "gpt-oss"])
+def test_the_engine_runs_it(tmp_path: Path, name: str) -> None:
+    require_library()
+    write_gguf(tmp_path / "tiny.gguf", CASES[name], "Q8_0")
+    convert(tmp_path / "tiny.gguf", tmp_path / "model")
+    assert try_engine(tmp_path / "model") == ""
 
 
 def test_a_shorter_context_takes_longropes_short_factors(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_unicode_agrees_with_the_tokenizers_package(smollm2: Path) -> None:
         assert list(ours.encode(text)) == theirs.encode(text).ids, text  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "starcoder"])
+@pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "starcoder", "qwen2", "gpt-4o"])
 def test_other_ways_of_cutting_agree_too(tmp_path: Path, pre: str) -> None:
     """Not what this vocabulary was trained with, but a real vocabulary to cut with."""
     tokenizers = pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")

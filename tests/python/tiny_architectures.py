@@ -1,6 +1,6 @@
 """Tiny random models of every architecture, as transformers names them and as llama.cpp's GGUF files hold them.
 
-transformers' own logits of them, KEPT_ROWS of TOKENS, are in data/architecture_logits.npz, which make_architecture_logits.py writes.
+transformers' own logits, KEPT_ROWS of TOKENS, are in data/architecture_logits.npz (make_architecture_logits.py).
 """
 
 from __future__ import annotations
@@ -81,8 +81,10 @@ _GEMMA3_LAYERS = ["sliding_attention"] * 5 + ["full_attention"]
 
 CASES = {
     "llama": Case("llama", "llama", config=_rope(500.0), keys=_BASE),
-    "qwen2": Case("qwen2", "qwen2", tied=True, config=_rope(500.0), keys=_BASE),
-    "qwen2, YaRN": Case("qwen2", "qwen2", config=_rope(500.0, **_YARN, rope_type="yarn"), keys=_BASE | _YARN_KEYS),
+    "qwen2": Case("qwen2", "qwen2", head_size=16, tied=True, config=_rope(500.0), keys=_BASE),
+    "qwen2, YaRN": Case(
+        "qwen2", "qwen2", head_size=16, config=_rope(500.0, **_YARN, rope_type="yarn"), keys=_BASE | _YARN_KEYS
+    ),
     "qwen3": Case("qwen3", "qwen3", tied=True, config=_rope(500.0), keys=_BASE),
     "gemma2": Case(
         "gemma2",
