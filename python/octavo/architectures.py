@@ -399,6 +399,8 @@ def _scaling_factor(data: _Metadata) -> float:
 def _yarn(data: _Metadata, config: ModelConfig, plain: np.ndarray, factor: float) -> tuple[np.ndarray, float]:
     """YaRN (arXiv 2309.00071): quick channels keep their frequency, slow ones are divided by `factor`."""
     original = data.size("rope.scaling.original_context_length", config.context_length)
+    if config.rope_base <= 1:
+        raise OctavoError(f"{data.file.path}: YaRN needs a {data.name('rope.freq_base')} above 1.")
 
     def channel(rotations: float) -> float:
         """The channel that turns so many times within the original context."""

@@ -1,7 +1,6 @@
 """tokenizer.json and tokenizer_config.json out of a GGUF file's vocabulary.
 
-Two kinds of vocabulary exist in the files that octavo converts: byte-level BPE with merges ("gpt2") and SentencePiece BPE
-with scores ("llama").
+Two kinds of vocabulary are known: byte-level BPE with merges ("gpt2") and SentencePiece BPE with scores ("llama").
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 from models_support import TinyShape, write_tiny_gguf
+from tiny_architectures import CASES, write_gguf
 
 from octavo.convert import convert
 from octavo.errors import OctavoError
@@ -59,12 +60,16 @@ def mutate(data: bytes, rng: np.random.Generator) -> bytes:
 
 
 def originals(folder: Path) -> list[bytes]:
-    """One small valid file of each kind, with and without the optional keys."""
+    """One small valid file of each kind, with and without the optional keys, and of each architecture."""
     shape = TinyShape(layers=1, hidden=32, feed=32, heads=2, kv_heads=1, head_size=16)
     files = []
     for kind, optional_keys in itertools.product(KINDS, (False, True)):
         path = folder / f"{kind}-{optional_keys}.gguf"
         write_tiny_gguf(path, shape, kind, optional_keys=optional_keys)
+        files.append(path.read_bytes())
+    for name, case in CASES.items():
+        path = folder / f"{name}.gguf"
+        write_gguf(path, case, "MXFP4" if case.architecture == "gpt-oss" else "Q5_1")
         files.append(path.read_bytes())
     return files
 
