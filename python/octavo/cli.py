@@ -34,6 +34,10 @@ MIXED_NOTE = (
 )
 
 
+PATH = click.Path(readable=False)  # for completion; the commands say themselves what is wrong with a path
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead, for other programs.")
+
+
 class FiniteRange(click.FloatRange):
     """A range of numbers; NaN is in none."""
 
@@ -52,8 +56,9 @@ Examples:
   octavo generate models/smollm2 --prompt "Write a haiku about the sea."
   octavo generate models/smollm2 --prompts-file questions.txt --max-tokens 100
   octavo doctor models/smollm2
-  octavo explain models/smollm2/model.onnx
+  octavo explain models/smollm2
   octavo perplexity models/smollm2
+  octavo bench
 """,
 )
 @click.version_option(__version__, prog_name="octavo")
@@ -72,8 +77,8 @@ Examples:
   octavo convert model.gguf models/int8 --kv-cache int8      a cache a quarter the size
 """,
 )
-@click.argument("source", metavar="MODEL.gguf")
-@click.argument("target", metavar="OUT_DIR")
+@click.argument("source", metavar="MODEL.gguf", type=PATH)
+@click.argument("target", metavar="OUT_DIR", type=PATH)
 @click.option(
     "--weights",
     type=click.Choice(WEIGHT_FORMS),
@@ -105,7 +110,10 @@ Examples:
     "--context-length", type=click.IntRange(1), help="Longest prompt and answer together.  [default: the model's]"
 )
 @click.option("--force", is_flag=True, help="Replace OUT_DIR if it holds a model.")
-def convert(source: str, target: str, weights: str, exact: bool, cache: str, block_size: int, **options: Any) -> None:
+@json_option
+def convert(
+    source: str, target: str, weights: str, exact: bool, cache: str, block_size: int, as_json: bool, **options: Any
+) -> None:
     """Convert a GGUF file to a folder that onnxruntime-genai runs.
 
     Architectures: llama (Mistral and SmolLM2 among them), qwen2, qwen3, gemma2, gemma3, phi3, gpt-oss.
@@ -123,6 +131,9 @@ def convert(source: str, target: str, weights: str, exact: bool, cache: str, blo
     graph = GraphOptions(weight_form=weights, block_size=block_size, cache_type=cache, accuracy_level=1 if exact else 4)
     with _progress_bar("reading") as progress:
         converted = convert_model(source, target, graph, progress=progress, **options)
+    if as_json:
+        _print_json(converted.as_json())
+        return
     click.echo(
         f"{converted.folder}: {converted.byte_count / 1e6:,.0f} MB, "
         f"context {converted.config.context_length:,} tokens, cache {converted.num_blocks * block_size:,} tokens.\n"
@@ -140,10 +151,10 @@ Examples:
   octavo generate models/smollm2 --prompts-file questions.txt --temperature 0.7 --top-p 0.9 --seed 1
 """,
 )
-@click.argument("model_dir", metavar="MODEL_DIR")
+@click.argument("model_dir", metavar="MODEL_DIR", type=PATH)
 @click.argument("stdin", metavar="[-]", required=False)
 @click.option("--prompt", "prompts", multiple=True, help="A prompt; may be given several times.")
-@click.option("--prompts-file", metavar="FILE", help="A text file, one prompt a line; - is standard input.")
+@click.option("--prompts-file", metavar="FILE", type=PATH, help="A text file, one prompt a line; - is standard input.")
 @click.option("--max-tokens", type=click.IntRange(1, INT32_MAX), default=256, show_default=True, help="Longest answer.")
 @click.option("--threads", type=click.IntRange(0, 1024), default=0, help="Threads.  [default: one a core]")
 @click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the chat template.")
@@ -160,14 +171,15 @@ Examples:
 @click.option("--top-p", type=FiniteRange(0, 1, min_open=True), default=1.0, show_default=True, help="Nucleus bound.")
 @click.option("--seed", type=click.IntRange(0, INT32_MAX), help="Makes sampling repeatable.")
 @click.option("--num-blocks", type=click.IntRange(1, INT32_MAX), help="Blocks in the cache, not genai_config.json's.")
+@json_option
 def generate(
-    model_dir: str, stdin: str | None, prompts: tuple[str, ...], prompts_file: str | None, **options: Any
+    model_dir: str, stdin: str | None, prompts: tuple[str, ...], prompts_file: str | None, as_json: bool, **options: Any
 ) -> None:
     """Answer one or many prompts, all at once, as text streams in.
 
     Many prompts share the model in one batch; what does not fit the cache waits its turn. Ctrl-C stops and keeps what
     was written. Written to a pipe or a file, several answers come as "[number] prompt" and the text below it; one comes
-    as its text alone. The exit code is not 0 where a prompt got no answer.
+    as its text alone; --json prints all when the last is done. The exit code is not 0 where a prompt got no answer.
     """
     if stdin not in (None, "-"):
         raise click.UsageError(f"Unexpected argument {stdin!r}; give prompts with --prompt, or - for standard input.")
@@ -185,55 +197,105 @@ def generate(
     sampling = Sampling(*(options[name] for name in ("max_tokens", "temperature", "top_k", "top_p", "seed")))
     blocks = options["num_blocks"]
     overrides = {"engine": {"dynamic_batching": {"num_blocks": blocks}}} if blocks else None
-    engine = TextEngine(model_dir, options["threads"], overrides)
+    with _progress_bar("loading the model"):
+        engine = TextEngine(model_dir, options["threads"], overrides)
     tally = Tally()
     answers = engine.generate(given, sampling, options["raw"])
     try:
-        show(answers, len(given), tally)
+        if as_json:
+            with _progress_bar("answering") as progress:
+                for answer in answers:
+                    tally.see(answer)
+                    progress("answering", tally.finished, len(given))
+        else:
+            show(answers, len(given), tally)
     except OSError as error:  # everything else that fails has its own exception
         raise OctavoError(_output_failed(error)) from error
     finally:
         answers.close()
-        click.echo(tally.summary(), err=True)
+        if as_json:
+            _print_json(tally.as_json())
+        else:
+            click.echo(tally.summary(), err=True)
     if tally.problems:
         sys.exit(EXIT_FAILURE)
 
 
-@cli.command(short_help="Check a model folder against what is installed.")
-@click.argument("model_dir", metavar="MODEL_DIR")
-def doctor(model_dir: str) -> None:
+@cli.command(
+    short_help="Check a model folder against what is installed.",
+    epilog="""\b
+Examples:
+  octavo doctor models/smollm2
+  octavo doctor models/smollm2 --json | jq '.findings[] | select(.ok | not)'
+""",
+)
+@click.argument("model_dir", metavar="MODEL_DIR", type=PATH)
+@json_option
+def doctor(model_dir: str, as_json: bool) -> None:
     """Compare configuration, graph, tokenizer, octavo's library and the installed runtimes, and say what to change.
 
     Among the checks: attributes of PagedAttention that ONNX Runtime drops because they are misspelt, whether the cache
     fits the memory, and, at last, whether onnxruntime-genai's engine loads the model and generates.
     The exit code is 1 where something is wrong.
     """
+    from .doctor import examine
+
+    with _progress_bar("reading") as progress:
+        findings = examine(model_dir, progress)
+    problems = sum(not finding.ok for finding in findings)
+    if as_json:
+        _print_json({"problems": problems, "findings": [finding.as_json() for finding in findings]})
+    else:
+        _print_findings(findings)
+    if problems:
+        sys.exit(EXIT_FAILURE)
+
+
+def _print_findings(findings: list[Any]) -> None:
     from rich.console import Console
     from rich.table import Column, Table
 
-    from .doctor import examine
-
-    findings = examine(model_dir)
     table = Table("check", "result", Column("what was found, what to do", overflow="fold"))
     for finding in findings:
         table.add_row(finding.check, "[green]ok[/]" if finding.ok else "[bold red]problem[/]", finding.rich_text())
     Console(width=None if sys.stdout.isatty() else 160).print(table)
     problems = sum(not finding.ok for finding in findings)
     click.echo("No problems found." if not problems else f"{problems} of {len(findings)} checks found a problem.")
-    if problems:
-        sys.exit(EXIT_FAILURE)
 
 
-@cli.command(short_help="Show which backend runs each PagedAttention of a model.")
-@click.argument("model", metavar="MODEL.onnx")
-def explain(model: str) -> None:
+@cli.command(
+    short_help="Show which backend runs each PagedAttention of a model, and sizes.",
+    epilog="""\b
+Examples:
+  octavo explain models/smollm2
+  octavo explain other/model.onnx --context 8192 --batch 16
+  octavo explain models/smollm2 --json | jq .sizes
+""",
+)
+@click.argument("model", metavar="MODEL", type=PATH)
+@click.option(
+    "--context",
+    type=click.IntRange(1, INT32_MAX),
+    help="Tokens in each sequence, for the sizes.  [default: the most that the model takes]",
+)
+@click.option(
+    "--batch", type=click.IntRange(1, INT32_MAX), default=1, show_default=True, help="Sequences, for the sizes."
+)
+@json_option
+def explain(model: str, context: int | None, batch: int, as_json: bool) -> None:
     """List the PagedAttention nodes of an ONNX model: their features, the backend taken here, and why others refuse.
 
-    A misspelt attribute is listed as ignored: ONNX Runtime drops it without a word, and the default is used.
+    MODEL is an ONNX file or a model folder. A misspelt attribute is listed as ignored: ONNX Runtime drops it without a
+    word, and the default is used. At the end stand the bytes of weights and cache, and what one decode step reads and
+    writes of them, estimated: every matrix once, and the cached tokens inside each layer's window.
     """
     from .explain import describe
 
-    click.echo(describe(model))
+    report = describe(model, context, batch)
+    if as_json:
+        _print_json(report.as_json())
+    else:
+        click.echo(report.text())
 
 
 @cli.command(
@@ -249,7 +311,8 @@ def demo(models: str, max_tokens: int) -> None:
     """Convert SmolLM2-135M-Instruct (once) and answer four prompts at once."""
     from .demo import PROMPTS, prepare
 
-    model_dir = prepare(Path(models), lambda text: click.echo(text, err=True))
+    with _progress_bar("reading") as progress:
+        model_dir = prepare(Path(models), lambda text: click.echo(text, err=True), progress)
     arguments = [str(model_dir), "--max-tokens", str(max_tokens)]
     for prompt in PROMPTS:
         arguments += ["--prompt", prompt]
@@ -266,8 +329,8 @@ Examples:
   octavo perplexity models/smollm2 --json > table.json
 """,
 )
-@click.argument("model_dir", metavar="MODEL_DIR")
-@click.argument("text", metavar="[TEXT]", required=False)
+@click.argument("model_dir", metavar="MODEL_DIR", type=PATH)
+@click.argument("text", metavar="[TEXT]", required=False, type=PATH)
 @click.option(
     "--kv-cache",
     "cache_types",
@@ -277,7 +340,7 @@ Examples:
 )
 @click.option("--max-tokens", type=click.IntRange(2, INT32_MAX), help="Tokens of the text to read.  [default: all]")
 @click.option("--threads", type=click.IntRange(0, 1024), default=0, help="Threads.  [default: one a core]")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@json_option
 def perplexity(model_dir: str, text: str | None, as_json: bool, **options: Any) -> None:
     """Measure how well a model predicts a text with each type of key-value cache.
 
@@ -290,9 +353,7 @@ def perplexity(model_dir: str, text: str | None, as_json: bool, **options: Any) 
     with _progress_bar("reading") as progress:
         report = measure(model_dir, content, progress=progress, **options)
     if as_json:
-        import json
-
-        click.echo(json.dumps(report.as_json(), indent=1))
+        _print_json(report.as_json())
         return
     from rich.console import Console
     from rich.table import Column, Table
@@ -313,6 +374,29 @@ def perplexity(model_dir: str, text: str | None, as_json: bool, **options: Any) 
         )
     Console(width=None if sys.stdout.isatty() else 160).print(table)
     click.echo(f"{report.scored:,} tokens predicted, in contexts of at most {report.window:,}.")
+
+
+@cli.command(
+    short_help="Print a script that completes octavo's words in your shell.",
+    epilog="""\b
+Examples:
+  eval "$(octavo completion bash)"      in ~/.bashrc
+  eval "$(octavo completion zsh)"       in ~/.zshrc
+  octavo completion fish > ~/.config/fish/completions/octavo.fish
+""",
+)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print what makes SHELL complete commands, options, their values and file names after `octavo`."""
+    from click.shell_completion import get_completion_class
+
+    click.echo(get_completion_class(shell)(cli, {}, "octavo", "_OCTAVO_COMPLETE").source())
+
+
+def _print_json(content: Any) -> None:
+    import json
+
+    click.echo(json.dumps(content, indent=1))
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from . import genai_folder
 from .architectures import ModelConfig, read_config
@@ -21,12 +22,25 @@ from .tokenizer import Vocabulary
 
 @dataclass(frozen=True)
 class Converted:
-    """What was written: the folder, its size, and the model's configuration."""
+    """What was written: the folder, its size, its configuration and form."""
 
     folder: Path
     byte_count: int
     config: ModelConfig
+    options: GraphOptions
     num_blocks: int
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "folder": str(self.folder),
+            "bytes": self.byte_count,
+            "architecture": self.config.architecture,
+            "weights": self.options.weight_form,
+            "kv_cache": self.options.cache_type,
+            "context_length": self.config.context_length,
+            "block_size": self.options.block_size,
+            "num_blocks": self.num_blocks,
+        }
 
 
 def convert(
@@ -79,7 +93,7 @@ def convert(
             genai_folder.write_json(folder / CONFIG_FILE, content)
             give_cache_type(folder, options.cache_type, progress)
             byte_count = sum(entry.stat().st_size for entry in folder.iterdir())
-    return Converted(Path(target), byte_count, config, blocks)
+    return Converted(Path(target), byte_count, config, options, blocks)
 
 
 def _estimated_bytes(file: GGUFFile, options: GraphOptions) -> int:

@@ -33,8 +33,8 @@ def find_model() -> Path:
     return files[0]
 
 
-def prepare(models: Path, say: Callable[[str], None]) -> Path:
-    """The converted model's folder inside `models`, made when it is not there yet."""
+def prepare(models: Path, say: Callable[[str], None], progress: Callable[[str, int, int], None]) -> Path:
+    """The converted model's folder inside `models`, made when it is not there yet. progress: as of convert()."""
     folder = models / FOLDER_NAME
     if folder.exists():
         read_config(folder)
@@ -43,5 +43,5 @@ def prepare(models: Path, say: Callable[[str], None]) -> Path:
 
     source = find_model()
     say(f"Converting {source.name} to {folder} ...")
-    convert(source, folder)
+    convert(source, folder, progress=progress)
     return folder

@@ -6,7 +6,6 @@ Each check is a function that returns findings; a later check runs only where th
 from __future__ import annotations
 
 import importlib.metadata
-import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import helper
 from rich.markup import escape
 
+from .calibration import Progress, no_progress
 from .errors import OctavoError, counted, first_line
 from .explain import unknown_attributes
 from .model_folder import CONFIG_FILE, REQUIRED_FILES, read_config, read_json
 from .onnx_model import OnnxModel, ValueType, read_model
 from .runtime import LIBRARY_NAME, genai_config, get_library_path, register
+from .sizes import token_bytes
 from .trial import NO_ANSWER, try_engine
 
 MINIMUM_VERSIONS = {"onnxruntime": (1, 23), "onnxruntime-genai": (0, 18)}
@@ -38,13 +38,20 @@ class Finding:
     detail: str
     advice: str = ""
 
+    def as_json(self) -> dict[str, Any]:
+        return {"check": self.check, "ok": self.ok, "detail": self.detail, "advice": self.advice}
+
     def rich_text(self) -> str:
         return escape(self.detail) + (f"\n[bold]{escape(self.advice)}[/]" if self.advice else "")
 
 
-def examine(model_dir: str | os.PathLike[str]) -> list[Finding]:
-    """All findings about a model folder and this installation. Never raises for what is wrong with the folder."""
+def examine(model_dir: str | os.PathLike[str], progress: Progress = no_progress) -> list[Finding]:
+    """All findings about a model folder and this installation. Never raises for what is wrong with the folder.
+
+    progress: called as (step, steps done, steps in all).
+    """
     folder = Path(model_dir)
+    progress("reading", 0, 4)
     findings = [*_versions(), _library()]
     try:
         config = read_config(folder)
@@ -60,10 +67,13 @@ def examine(model_dir: str | os.PathLike[str]) -> list[Finding]:
         return [*findings, Finding("graph", False, str(error), advice)]
     findings += [*_graph(folder, model, config), *_config(config, model), *_tokenizer(folder, config)]
     if all(finding.ok for finding in findings):
+        progress("one token", 1, 4)
         findings.append(_first_step(model, config))
     if all(finding.ok for finding in findings):
+        progress("tokenizer", 2, 4)
         findings.append(_genai_reads(folder))
     if all(finding.ok for finding in findings):
+        progress("engine", 3, 4)
         findings.append(_engine_runs(folder, config))
     return findings
 
@@ -194,17 +204,7 @@ def _cache_size(blocks: int, block_size: int, model: OnnxModel) -> Finding:
 
 def _block_bytes(model: OnnxModel, block_size: int) -> int:
     """Bytes of one block in all layers; caches whose size the graph does not tell count nothing."""
-    total = 0
-    for node in model.nodes:
-        for name in ("key_cache", "value_cache"):
-            cache = model.type_of(node.inputs.get(name))
-            sizes = None if cache is None or cache.shape is None else cache.shape[2:]
-            if cache is None or cache.element_type not in helper.get_all_tensor_dtypes():
-                continue
-            if sizes and all(isinstance(size, int) for size in sizes):
-                width = np.dtype(helper.tensor_dtype_to_np_dtype(cache.element_type)).itemsize
-                total += block_size * math.prod(int(size) for size in sizes if size is not None) * width
-    return total
+    return block_size * sum(token_bytes(model, node) or 0 for node in model.nodes)
 
 
 def available_bytes() -> int | None:

@@ -62,6 +62,19 @@ class Answer:
     def finished(self) -> bool:
         return self.state in ("done", "refused", "failed")
 
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "index": self.index,
+            "prompt": self.prompt,
+            "text": self.text,
+            "state": self.state,
+            "problem": self.problem,
+            "finish_reason": self.finish_reason,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_prompt_tokens": self.cached_prompt_tokens,
+            "generated_tokens": len(self.token_ids),
+        }
+
 
 class _Running:
     """An Answer with what the engine holds for it."""

@@ -1,16 +1,22 @@
-"""`octavo explain`: what each PagedAttention node of a model asks for, and which backend would run it here."""
+"""`octavo explain`: what each PagedAttention node of a model asks for, which backend would run it here, and sizes."""
 
 from __future__ import annotations
 
 import difflib
 import os
-from typing import Any
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from onnx import TensorProto, helper
 
 from .errors import OctavoError, counted, quoted
 from .onnx_model import INPUT_NAMES, OnnxModel, PagedNode, ValueType, read_model
+from .sizes import Sizes, measure
+
+if TYPE_CHECKING:
+    from .attention import BackendVerdict
 
 # Sizes of the call that stands for a node: one token, one sequence, room for a few more.
 TOKENS, BATCH, BLOCKS, TABLE_WIDTH, CONTEXT = 1, 1, 2, 2, 8
@@ -40,22 +46,107 @@ ATTRIBUTES = (*_INT_ATTRIBUTES, *_FLOAT_ATTRIBUTES, *_STRING_ATTRIBUTES)
 _FLOAT_TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
-def describe(path: str | os.PathLike[str]) -> str:
-    """The report for one ONNX file, nodes that are alike together.
+@dataclass(frozen=True)
+class NodeReport:
+    """What one node asks for, and every backend's answer.
+
+    problem: why the rest is empty. refused: the contract's sentence. ignored: attributes that the operator does not
+    have -> the nearest that it has, or "".
+    """
+
+    ignored: dict[str, str]
+    problem: str = ""
+    num_heads: int = 0
+    kv_num_heads: int = 0
+    query_type: str = ""
+    cache_type: str = ""
+    block_size: int = 0
+    refused: str = ""
+    features: list[str] = field(default_factory=list)
+    backends: list[BackendVerdict] = field(default_factory=list)
+
+    @property
+    def taken(self) -> BackendVerdict | None:
+        return next((verdict for verdict in self.backends if not verdict["refusal"]), None)
+
+    def as_json(self) -> dict[str, Any]:
+        return vars(self) | {"backend": self.taken["backend"] if self.taken else None}
+
+    def text(self) -> str:
+        ignored = [
+            f"  ignored     {name}: PagedAttention has no such attribute, and ONNX Runtime drops it without a word"
+            + (f"; did you mean {nearest}?" if nearest else "")
+            for name, nearest in self.ignored.items()
+        ]
+        if self.problem:
+            return "\n".join([f"  cannot be explained: {self.problem}", *ignored])
+        lines = [
+            f"  heads       {self.num_heads} query, {self.kv_num_heads} KV",
+            f"  types       {self.query_type} with a cache of {self.cache_type}",
+            f"  blocks      {counted(self.block_size, 'token')} each",
+            *ignored,
+        ]
+        if self.refused:
+            return "\n".join([*lines, f"  refused     {self.refused}"])
+        lines.append(f"  features    {', '.join(self.features) or 'none beyond plain causal attention'}")
+        taken = self.taken
+        lines.append(
+            f"  backend     {taken['backend']}: {taken['description']}" if taken else "  backend     none takes it"
+        )
+        lines += [f"  not taken   {v['backend']}: {v['refusal']}" for v in self.backends if v["refusal"]]
+        spare = [v["backend"] for v in self.backends if not v["refusal"] and v is not taken]
+        return "\n".join([*lines, f"  would do    {', '.join(spare)}"] if spare else lines)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Of one file. groups: names of nodes that are alike, and what holds for each. sizes: None where sizes_problem."""
+
+    path: Path
+    groups: list[tuple[list[str], NodeReport]]
+    sizes: Sizes | None
+    sizes_problem: str
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "model": str(self.path),
+            "nodes": [{"names": names, **report.as_json()} for names, report in self.groups],
+            "sizes": None if self.sizes is None else self.sizes.as_json(),
+        } | ({"sizes_problem": self.sizes_problem} if self.sizes is None else {})
+
+    def text(self) -> str:
+        count = sum(len(names) for names, _ in self.groups)
+        parts = [f"{self.path}: {counted(count, 'PagedAttention node')}"]
+        for names, report in self.groups:
+            title = names[0] if len(names) == 1 else f"{len(names)} nodes alike, {names[0]} to {names[-1]}"
+            parts.append(f"{title}\n{report.text()}")
+        parts.append("sizes\n" + (f"  unknown: {self.sizes_problem}" if self.sizes is None else self.sizes.text()))
+        return "\n\n".join(parts)
+
+
+def describe(path: str | os.PathLike[str], context: int | None = None, batch: int = 1) -> Report:
+    """The report for one ONNX file, or the model.onnx of a model folder. context, batch: as in sizes.measure.
 
     Raises OctavoError where the file is no ONNX model or has no PagedAttention.
     """
-    model = read_model(path)
+    folder = Path(path)
+    model = read_model(folder / "model.onnx" if folder.is_dir() else folder)
     if not model.nodes:
         raise OctavoError(f"{model.path} has no com.microsoft::PagedAttention nodes.")
-    groups: dict[str, list[str]] = {}
+    groups: list[tuple[list[str], NodeReport]] = []
     for node in model.nodes:
-        groups.setdefault(_node_report(model, node), []).append(node.name)
-    parts = [f"{model.path}: {counted(len(model.nodes), 'PagedAttention node')}"]
-    for report, names in groups.items():
-        title = names[0] if len(names) == 1 else f"{len(names)} nodes alike, {names[0]} to {names[-1]}"
-        parts.append(f"{title}\n{report}")
-    return "\n\n".join(parts)
+        report = _node_report(model, node)
+        alike = next((names for names, other in groups if other == report), None)
+        if alike is None:
+            groups.append(([node.name], report))
+        else:
+            alike.append(node.name)
+    sizes, problem = None, ""
+    try:
+        sizes = measure(model, context, batch)
+    except OctavoError as error:
+        problem = str(error)
+    return Report(model.path, groups, sizes, problem)
 
 
 def unknown_attributes(node: PagedNode) -> dict[str, str]:
@@ -122,43 +213,29 @@ def call_arguments(model: OnnxModel, node: PagedNode) -> dict[str, Any]:
     return arguments | {name: value for name, value in node.attributes.items() if name in ATTRIBUTES}
 
 
-def _node_report(model: OnnxModel, node: PagedNode) -> str:
-    ignored = [
-        f"  ignored     {name}: PagedAttention has no such attribute, and ONNX Runtime drops it without a word"
-        + (f"; did you mean {nearest}?" if nearest else "")
-        for name, nearest in unknown_attributes(node).items()
-    ]
+def _node_report(model: OnnxModel, node: PagedNode) -> NodeReport:
+    ignored = unknown_attributes(node)
     try:
         arguments = call_arguments(model, node)
     except OctavoError as error:
-        return "\n".join([f"  cannot be explained: {error}", *ignored])
+        return NodeReport(ignored, problem=str(error))
     try:
         from .attention import explain_call, requested_features
     except ImportError as error:
         raise OctavoError(f"octavo's compiled extension is not installed ({error}); run `pip install .`.") from error
 
-    cache = arguments["key_cache"]
-    lines = [
-        f"  heads       {arguments['num_heads']} query, {arguments['kv_num_heads']} KV",
-        f"  types       {arguments['query'].dtype} with a cache of {_cache_type(arguments)}",
-        f"  blocks      {counted(cache.shape[1], 'token')} each",
-        *ignored,
-    ]
-    try:
-        features = requested_features(**arguments)
-        verdicts = explain_call(**arguments)
-    except (TypeError, ValueError) as error:
-        return "\n".join([*lines, f"  refused     {error}"])
-    lines.append(f"  features    {', '.join(features) or 'none beyond plain causal attention'}")
-    taken = next((verdict for verdict in verdicts if not verdict["refusal"]), None)
-    lines.append(
-        f"  backend     {taken['backend']}: {taken['description']}" if taken else "  backend     none takes it"
+    known = NodeReport(
+        ignored,
+        num_heads=arguments["num_heads"],
+        kv_num_heads=arguments["kv_num_heads"],
+        query_type=str(arguments["query"].dtype),
+        cache_type=_cache_type(arguments),
+        block_size=arguments["key_cache"].shape[1],
     )
-    lines += [f"  not taken   {v['backend']}: {v['refusal']}" for v in verdicts if v["refusal"]]
-    spare = [v["backend"] for v in verdicts if not v["refusal"] and v is not taken]
-    if spare:
-        lines.append(f"  would do    {', '.join(spare)}")
-    return "\n".join(lines)
+    try:
+        return replace(known, features=requested_features(**arguments), backends=explain_call(**arguments))
+    except (TypeError, ValueError) as error:
+        return replace(known, refused=str(error))
 
 
 def _cache_type(arguments: dict[str, Any]) -> str:

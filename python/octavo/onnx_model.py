@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 from dataclasses import dataclass, field
@@ -44,6 +45,23 @@ class PagedNode:
     output_count: int
 
 
+@dataclass(frozen=True)
+class Weight:
+    """An initializer. place: where its bytes lie; initializers that share them have the same."""
+
+    dims: tuple[int, ...]
+    byte_count: int
+    place: object
+
+
+@dataclass(frozen=True)
+class User:
+    """A node that takes a value. experts_used: its attribute k, where it is a mixture of experts."""
+
+    op_type: str
+    experts_used: int
+
+
 @dataclass
 class OnnxModel:
     """The parts of an ONNX file that the tools look at."""
@@ -54,6 +72,8 @@ class OnnxModel:
     inputs: dict[str, ValueType]
     outputs: dict[str, ValueType]
     external_bytes: dict[str, int] = field(default_factory=dict)  # data file -> bytes that it must have
+    weights: dict[str, Weight] = field(default_factory=dict)
+    users: dict[str, list[User]] = field(default_factory=dict)  # value -> the nodes that take it
 
     def type_of(self, value: str | None) -> ValueType | None:
         return None if value is None else self.types.get(value)
@@ -83,17 +103,22 @@ def _describe(path: Path, model: onnx.ModelProto) -> OnnxModel:
     inputs = {value.name: _value_type(value) for value in graph.input}
     types = dict(inputs)
     external: dict[str, int] = {}
+    weights: dict[str, Weight] = {}
     for tensor in graph.initializer:
         types[tensor.name] = ValueType(tensor.data_type, tuple(tensor.dims))
+        weights[tensor.name] = _weight(tensor)
         if tensor.data_location == TensorProto.EXTERNAL:
-            place = {entry.key: entry.value for entry in tensor.external_data}
-            end = _number(place.get("offset")) + _number(place.get("length"))
-            location = str(place.get("location", ""))
-            external[location] = max(external.get(location, 0), end)
+            location, offset = weights[tensor.name].place
+            external[location] = max(external.get(location, 0), offset + weights[tensor.name].byte_count)
+    users: dict[str, list[User]] = {}
+    for node in graph.node:
+        used = next((a.i for a in node.attribute if a.name == "k"), 1)
+        for value in node.input:
+            users.setdefault(value, []).append(User(node.op_type, used))
     types |= {value.name: _value_type(value) for value in graph.value_info}
     nodes = [_paged_node(node, index) for index, node in enumerate(graph.node) if is_paged_attention(node)]
     outputs = {value.name: _value_type(value) for value in graph.output}
-    return OnnxModel(path, nodes, types, inputs, outputs, external)
+    return OnnxModel(path, nodes, types, inputs, outputs, external, weights, users)
 
 
 def is_paged_attention(node: onnx.NodeProto) -> bool:
@@ -107,6 +132,17 @@ def _paged_node(node: onnx.NodeProto, index: int) -> PagedNode:
         attributes[attribute.name] = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
     inputs = {name: value for name, value in zip(INPUT_NAMES, node.input, strict=False) if value}
     return PagedNode(node.name or f"node {index}", attributes, inputs, len(node.output))
+
+
+def _weight(tensor: onnx.TensorProto) -> Weight:
+    dims = tuple(tensor.dims)
+    if tensor.data_location == TensorProto.EXTERNAL:
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        place = (str(entries.get("location", "")), _number(entries.get("offset")))
+        return Weight(dims, _number(entries.get("length")), place)
+    known = tensor.data_type in helper.get_all_tensor_dtypes()
+    width = helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize if known else 0
+    return Weight(dims, len(tensor.raw_data) or width * math.prod(dims), tensor.name)
 
 
 def _value_type(value: onnx.ValueInfoProto) -> ValueType:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -45,9 +45,29 @@ class Tally:
     def problems(self) -> int:
         return sum(answer.state in ("refused", "failed") for answer in self.answers.values())
 
+    @property
+    def finished(self) -> int:
+        return sum(answer.finished for answer in self.answers.values())
+
+    def as_json(self) -> dict[str, Any]:
+        """Every answer and the run's figures; first_token_seconds is null where there was none."""
+        generated, seconds = self._generated(), self._seconds()
+        return {
+            "answers": [self.answers[index].as_json() for index in sorted(self.answers)],
+            "seconds": seconds,
+            "first_token_seconds": self._first_token,
+            "generated_tokens": generated,
+            "tokens_per_second": generated / seconds,
+        }
+
+    def _generated(self) -> int:
+        return sum(len(answer.token_ids) for answer in self.answers.values())
+
+    def _seconds(self) -> float:
+        return max(time.monotonic() - self._start, 1e-9)
+
     def summary(self) -> str:
-        seconds = max(time.monotonic() - self._start, 1e-9)
-        generated = sum(len(answer.token_ids) for answer in self.answers.values())
+        generated, seconds = self._generated(), self._seconds()
         prompt = sum(answer.prompt_tokens for answer in self.answers.values() if answer.state != "refused")
         cached = sum(answer.cached_prompt_tokens for answer in self.answers.values())
         reused = f" ({cached:,} from the prefix cache)" if cached else ""

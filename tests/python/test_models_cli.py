@@ -71,11 +71,12 @@ def sentence(done: subprocess.CompletedProcess[str], code: int = 1) -> str:
 def test_help_teaches_and_version_tells(run: Run) -> None:
     assert run("--version").stdout.split()[-1] == __version__
     top = run("--help").stdout
-    for name in ("convert", "generate", "doctor", "explain", "perplexity", "demo"):
+    assert "octavo convert" in top
+    for name in octavo.cli.cli.commands:
         assert name in top
         page = run(name, "--help")
         assert page.returncode == 0 and "Usage: octavo" in page.stdout
-    assert "octavo convert" in top and "Examples:" in run("generate", "-h").stdout
+        assert "Examples:" in page.stdout or name == "demo"
 
 
 @pytest.mark.parametrize(
@@ -433,6 +434,87 @@ class TestExplain:
         assert done.returncode == 0, done.stderr
         assert "2 nodes alike, blk.0.attn.out to blk.1.attn.out" in done.stdout
         assert "packed_qkv" in done.stdout and "rope" in done.stdout and "backend     cpu" in done.stdout
+
+    def test_sizes(self, run: Run, model_dir: Path) -> None:
+        """A folder for its graph; 2 layers of 2 KV heads of 16 channels in float32: 512 bytes a token."""
+        pytest.importorskip("octavo._core")
+        done = run("explain", model_dir, "--context", 40, "--batch", 3, "--json")
+        sizes = json.loads(done.stdout)["sizes"]
+        step = sizes.pop("decode_step")
+        weights = sizes.pop("weights_bytes")
+        assert sizes == {"cache_bytes_per_token": 512, "context": 40, "cache_bytes_per_sequence": 48 * 512}
+        read = step.pop("weights_bytes_read")
+        assert step == {"batch": 3, "cache_bytes_read": 3 * 40 * 512, "cache_bytes_written": 3 * 512}
+        # All but the two RoPE tables of 16,384 rows and a few small constants; the tied head is stored and read once.
+        assert 0 <= weights - read - 2 * 16384 * 8 * 4 < 200
+        assert "24.0 KiB a sequence of 40 tokens" in run("explain", model_dir, "--context", 40).stdout
+
+
+class TestJson:
+    """Every command that prints a result has --json, and then prints nothing else on standard output."""
+
+    def test_every_command_has_it(self) -> None:
+        for name, command in octavo.cli.cli.commands.items():
+            has = any("--json" in parameter.opts for parameter in command.params)
+            assert has or name in ("demo", "completion")
+
+    def test_convert(self, run: Run, tmp_path: Path) -> None:
+        write_tiny_gguf(tmp_path / "tiny.gguf", TinyShape())
+        content = json.loads(run("convert", "tiny.gguf", "out", "--json").stdout)
+        assert content.pop("bytes") == sum(file.stat().st_size for file in (tmp_path / "out").iterdir())
+        assert content == {
+            "folder": "out",
+            "architecture": "llama",
+            "weights": "int4",
+            "kv_cache": "float32",
+            "context_length": 128,
+            "block_size": 16,
+            "num_blocks": 32,
+        }
+
+    def test_generate(self, run: Run, library: None, model_dir: Path) -> None:
+        arguments = ("generate", model_dir, "--raw", "--max-tokens", 4, "--prompt", "x" * 50_000, "--prompt", "the")
+        done = run(*arguments, "--json")
+        content = json.loads(done.stdout)
+        assert done.returncode == 1 and content["generated_tokens"] == 4
+        refused, answer = content["answers"]
+        assert refused["state"] == "refused" and "num_blocks" in refused["problem"]
+        assert (answer["prompt"], answer["state"], answer["generated_tokens"]) == ("the", "done", 4)
+        assert answer["text"] == run(*arguments[:-4], *arguments[-2:]).stdout.rstrip("\n")
+
+    def test_doctor(self, run: Run, library: None, model_dir: Path, tmp_path: Path) -> None:
+        content = json.loads(run("doctor", model_dir, "--json").stdout)
+        assert content["problems"] == 0 and content["findings"][-1]["check"] == "engine"
+        done = run("doctor", tmp_path, "--json")
+        assert done.returncode == 1 and json.loads(done.stdout)["problems"] == 1
+
+    def test_explain(self, run: Run, model_dir: Path) -> None:
+        pytest.importorskip("octavo._core")
+        (node,) = json.loads(run("explain", model_dir, "--json").stdout)["nodes"]
+        assert node["names"] == ["blk.0.attn.out", "blk.1.attn.out"] and node["backend"].startswith("cpu")
+        assert node["features"] == ["packed_qkv", "rope"] and len(node["backends"]) >= 3
+
+
+class TestCompletion:
+    @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+    def test_the_script_asks_octavo(self, run: Run, shell: str) -> None:
+        done = run("completion", shell)
+        assert done.returncode == 0 and f"_OCTAVO_COMPLETE={shell}_complete" in done.stdout
+
+    @pytest.mark.parametrize(
+        ("line", "words"),
+        [
+            ("octavo ", ["convert", "generate", "doctor", "explain", "bench"]),
+            ("octavo convert --kv-cache i", ["int8", "int4"]),
+            ("octavo explain --j", ["--json"]),
+        ],
+    )
+    def test_words(self, run: Run, line: str, words: list[str]) -> None:
+        given = line.split(" ")
+        environment = {"_OCTAVO_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(given) - 1)}
+        done = run(env=os.environ | environment)
+        found = [row.split(",", 1)[1] for row in done.stdout.splitlines()]
+        assert set(words) <= set(found), done.stdout
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
@@ -14,6 +15,7 @@ import octavo
 from octavo.errors import OctavoError
 from octavo.explain import ATTRIBUTES, describe, unknown_attributes
 from octavo.onnx_model import read_model
+from octavo.sizes import shown_bytes
 
 pytest.importorskip("octavo._core", reason="octavo's compiled extension is not installed")
 
@@ -127,7 +129,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_features_are_named_and_a_backend_is_taken(tmp_path: Path, name: str) -> None:
     options, words = CASES[name]
-    report = describe(graph(tmp_path / "m.onnx", **options))
+    report = describe(graph(tmp_path / "m.onnx", **options)).text()
     for word in ("8 query, 2 KV", "backend     cpu", *words):
         assert word in report, report
 
@@ -145,7 +147,7 @@ def test_features_are_named_and_a_backend_is_taken(tmp_path: Path, name: str) ->
     ],
 )
 def test_what_octavo_would_refuse_is_said(tmp_path: Path, options: dict[str, Any], words: str) -> None:
-    report = describe(graph(tmp_path / "m.onnx", **options))
+    report = describe(graph(tmp_path / "m.onnx", **options)).text()
     assert words in report and ("refused" in report or "cannot be explained" in report), report
 
 
@@ -157,7 +159,7 @@ def test_the_error_class_is_public(tmp_path: Path) -> None:
 def test_misspelt_attributes_are_listed(tmp_path: Path) -> None:
     """ONNX Runtime drops them without a word; the rest of the node is explained as it will run."""
     path = graph(tmp_path / "m.onnx", sotfcap=30.0, zebra=[1], softcap=20.0)
-    report = describe(path)
+    report = describe(path).text()
     assert "ignored     sotfcap" in report and "did you mean softcap?" in report
     assert "ignored     zebra" in report and report.count("did you mean") == 1
     assert "features" in report and "backend     cpu" in report
@@ -185,5 +187,38 @@ def test_unlike_nodes_are_told_apart(tmp_path: Path) -> None:
     other.name, other.output[0] = "windowed", "output2"
     one.graph.node.append(other)
     (tmp_path / "m.onnx").write_bytes(one.SerializeToString())
-    report = describe(tmp_path / "m.onnx")
+    report = describe(tmp_path / "m.onnx").text()
     assert "2 PagedAttention nodes" in report and "\nattn\n" in report and "\nwindowed\n" in report
+
+
+def test_sizes_follow_windows_and_experts(tmp_path: Path) -> None:
+    """A step reads the window's tokens of a windowed layer, and of experts those that its tokens may choose."""
+    model = onnx.load(graph(tmp_path / "m.onnx", local_window_size=100))
+    stacked = onnx.numpy_helper.from_array(np.zeros((8, 16, 4), np.float32), "experts")
+    table = onnx.numpy_helper.from_array(np.zeros((50, 4), np.float16), "table")
+    model.graph.initializer.extend([stacked, table])
+    model.graph.node.append(helper.make_node("MoE", ["x", "r", "experts"], ["y"], domain="com.microsoft", k=2))
+    model.graph.node.append(helper.make_node("Gather", ["table", "ids"], ["z"]))
+    onnx.save(model, tmp_path / "m.onnx")
+    row = 2 * KV_HEADS * HEAD_SIZE * 4
+    for batch, share in ((1, 2), (3, 6), (5, 8)):
+        sizes = describe(tmp_path / "m.onnx", context=1000, batch=batch).sizes
+        assert sizes.weights == 8 * 16 * 4 * 4 + 50 * 4 * 2 and sizes.weights_read == share * 16 * 4 * 4
+        assert (sizes.cache_token, sizes.cache_sequence) == (row, 32 * 32 * row)
+        assert (sizes.cache_read, sizes.cache_written) == (batch * 100 * row, batch * row)
+
+
+def test_unknown_sizes_are_said(tmp_path: Path) -> None:
+    model = onnx.load(graph(tmp_path / "m.onnx"))
+    model.graph.input[1].type.tensor_type.shape.dim[2].dim_param = "heads"
+    onnx.save(model, tmp_path / "m.onnx")
+    report = describe(tmp_path / "m.onnx")
+    assert report.sizes is None and "unknown: attn: the graph does not tell" in report.text()
+    assert report.as_json()["sizes_problem"]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(512, "512 bytes"), (1536, "1.5 KiB"), (5 << 20, "5.0 MiB"), (3 << 40, "3.0 TiB")]
+)
+def test_shown_bytes(count: int, text: str) -> None:
+    assert shown_bytes(count) == text
