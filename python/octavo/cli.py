@@ -26,6 +26,7 @@ EXIT_FAILURE, EXIT_INTERRUPTED = 1, 130
 INT32_MAX = 2**31 - 1
 # What modules with heavy imports define; a test compares them.
 WEIGHT_FORMS = ("int4", "int8", "float32")  # weights.WEIGHT_FORMS
+BENCH_CACHES = ("float32", "float16", "int8", "float8e4m3fn", "int4")  # bench.CACHE_TYPES
 MIXED_KV_CACHE = "int8-int4"
 KV_CACHE_TYPES = ("float32", "float16", "bfloat16", "int8", "float8e4m3fn", "int4", MIXED_KV_CACHE)
 MIXED_NOTE = (
@@ -374,6 +375,116 @@ def perplexity(model_dir: str, text: str | None, as_json: bool, **options: Any) 
         )
     Console(width=None if sys.stdout.isatty() else 160).print(table)
     click.echo(f"{report.scored:,} tokens predicted, in contexts of at most {report.window:,}.")
+
+
+@cli.command(
+    short_help="Time decode on this CPU: a plain read, stock onnxruntime, octavo.",
+    epilog="""\b
+Examples:
+  octavo bench
+  octavo bench --kv-cache int8 --context 1024 --context 16384 --batch 8
+  octavo bench --heads 9 --kv-heads 3 --head-size 64 --png bench.png
+  octavo bench --json > bench.json
+""",
+)
+@click.option(
+    "--kv-cache",
+    "caches",
+    type=click.Choice(BENCH_CACHES),
+    multiple=True,
+    help="A cache type; may be given several times.  [default: all]",
+)
+@click.option(
+    "--context",
+    "contexts",
+    type=click.IntRange(1, 1 << 24),
+    multiple=True,
+    default=(4096,),
+    show_default=True,
+    help="Tokens of each sequence; may be given several times.",
+)
+@click.option(
+    "--batch",
+    "batches",
+    type=click.IntRange(1, 65_536),
+    multiple=True,
+    default=(1, 8),
+    show_default=True,
+    help="Sequences; may be given several times.",
+)
+@click.option("--heads", type=click.IntRange(1, 1024), default=32, show_default=True, help="Query heads.")
+@click.option("--kv-heads", type=click.IntRange(1, 1024), default=8, show_default=True, help="KV heads.")
+@click.option("--head-size", type=click.IntRange(8, 512), default=128, show_default=True, help="Channels a head.")
+@click.option("--block-size", type=click.IntRange(1, 4096), default=16, show_default=True, help="Tokens of a block.")
+@click.option("--threads", type=click.IntRange(1, 4096), help="Threads.  [default: one a processor]")
+@click.option("--seconds", type=FiniteRange(0, 3600), default=2.0, show_default=True, help="To measure one row.")
+@click.option("--png", metavar="FILE", type=PATH, help="Also draw the table; needs matplotlib.")
+@json_option
+def bench(
+    caches: tuple[str, ...],
+    contexts: tuple[int, ...],
+    batches: tuple[int, ...],
+    heads: int,
+    kv_heads: int,
+    head_size: int,
+    block_size: int,
+    threads: int | None,
+    seconds: float,
+    png: str | None,
+    as_json: bool,
+) -> None:
+    """Time one decode step of attention through octavo's Python API, and compare it.
+
+    Each row has the floor (a plain read of the same bytes of K and V), the peer (GroupQueryAttention of the installed
+    onnxruntime, which has no paged kernel on a CPU), and octavo, measured by turns with equal threads on caches that no
+    processor cache holds; both results are checked against float64 first. Use a quiet machine.
+    """
+    if heads % kv_heads:
+        raise click.UsageError(f"--heads {heads} is not a multiple of --kv-heads {kv_heads}.")
+    if head_size % 8:
+        raise click.BadParameter(f"{head_size} is not a multiple of 8.", param_hint="--head-size")
+    from .bench import CACHE_TYPES, Work, draw, run
+
+    works = [
+        Work(CACHE_TYPES[cache], heads, kv_heads, head_size, context, batch, block_size)
+        for context in contexts
+        for batch in batches
+        for cache in caches or BENCH_CACHES
+    ]
+    with _progress_bar("reading") as progress:
+        report = run(works, threads=threads, seconds=seconds, progress=progress)
+    if png:
+        draw(report, png)
+    if as_json:
+        _print_json(report)
+    else:
+        _print_bench(report)
+
+
+def _print_bench(report: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    heads = ("floor, us", "stock, us", "octavo, us", "of stock", "of the floor's rate", "GB/s", "error")
+    table = Table("work", *(Column(head, justify="right") for head in heads))
+    for row in report["rows"]:
+        bar = row["bar_us"]
+        table.add_row(
+            row["work"],
+            f"{row['floor_us']:,.1f}",
+            f"{bar:,.1f}" if bar else "no kernel",
+            f"{row['ours_us']:,.1f}",
+            f"{row['ours_us'] / bar:.2f}" if bar else "",
+            f"{row['percent_of_limit']:.0f} %",
+            f"{row['gb_per_s']:.1f}",
+            f"{row['error']:.0e}",
+        )
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    click.echo(f"{report['device']}, {report['threads']} threads; {report['commit']}, {_stock(report)}.")
+
+
+def _stock(report: dict[str, Any]) -> str:
+    return ", ".join(f"{name} of {about['version']}" for name, about in report["about_peers"].items())
 
 
 @cli.command(

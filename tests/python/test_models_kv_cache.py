@@ -16,7 +16,7 @@ import pytest
 from models_support import PagedModel, TinyShape, numpy_llama, require_library, smollm2_path, write_tiny_gguf
 from onnx import numpy_helper
 
-from octavo import calibration, cli, kv_cache, weights
+from octavo import bench, calibration, cli, kv_cache, weights
 from octavo.cli import KV_CACHE_TYPES
 from octavo.convert import convert
 from octavo.engine import Sampling, TextEngine
@@ -56,7 +56,8 @@ def initializers(folder: Path) -> dict[str, np.ndarray]:
 
 
 def test_the_command_offers_every_type() -> None:
-    assert tuple(CACHE_TYPES) == KV_CACHE_TYPES and weights.WEIGHT_FORMS == cli.WEIGHT_FORMS
+    assert tuple(CACHE_TYPES) == KV_CACHE_TYPES and tuple(bench.CACHE_TYPES) == cli.BENCH_CACHES
+    assert weights.WEIGHT_FORMS == cli.WEIGHT_FORMS
 
 
 def test_scales_of_the_first_layer_follow_from_the_weights(
