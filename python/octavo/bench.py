@@ -130,7 +130,8 @@ def _measure(work: Work, threads: int, seconds: float) -> dict[str, Any]:
         def read(index: int) -> None:
             """As many bytes, half the ring away from what the others have just read."""
             chosen = [cache[(index + calls.count // 2) % calls.count] for cache in calls.contiguous]
-            parts = [part for cache in chosen for part in np.array_split(cache.reshape(-1).view(np.uint64), threads)]
+            words = [cache.reshape(-1).view(np.uint8)[: cache.nbytes // 8 * 8].view(np.uint64) for cache in chosen]
+            parts = [part for side in words for part in np.array_split(side, threads) if part.size]
             list(pool.map(np.bitwise_or.reduce, parts))
 
         runners = {"floor": read, "ours": calls.run_ours}

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from . import __version__
-from .errors import OctavoError
+from .errors import OctavoError, counted
 
 EXIT_FAILURE, EXIT_INTERRUPTED = 1, 130
 
@@ -480,11 +480,8 @@ def _print_bench(report: dict[str, Any]) -> None:
             f"{row['error']:.0e}",
         )
     Console(width=None if sys.stdout.isatty() else 160).print(table)
-    click.echo(f"{report['device']}, {report['threads']} threads; {report['commit']}, {_stock(report)}.")
-
-
-def _stock(report: dict[str, Any]) -> str:
-    return ", ".join(f"{name} of {about['version']}" for name, about in report["about_peers"].items())
+    stock = ", ".join(f"{name} of {about['version']}" for name, about in report["about_peers"].items())
+    click.echo(f"{report['device']}, {counted(report['threads'], 'thread')}; {report['commit']}, {stock}.")
 
 
 @cli.command(

@@ -1,0 +1,116 @@
+"""octavo bench. Risks: a comparison of unlike work, a wrong result that is timed, a report in another form."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import octavo.cli
+from octavo.errors import OctavoError
+
+pytest.importorskip("octavo._core", reason="octavo's compiled extension is not installed")
+
+from octavo import bench
+from octavo.bench import CACHE_TYPES, STOCK, Work
+
+SMALL = ["--heads", "4", "--kv-heads", "2", "--head-size", "64", "--context", "40", "--seconds", "0", "--threads", "1"]
+
+
+@pytest.fixture(autouse=True)
+def small_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "DISTINCT_BYTES", 1 << 16)
+
+
+def test_work_names_and_bytes() -> None:
+    fp16 = Work(CACHE_TYPES["float16"], 32, 8, 128, 4096, 8, 16)
+    assert (fp16.name, fp16.byte_count) == ("fp16 32/8x128 4096x8", 2 * 8 * 4096 * 8 * 128 * 2)
+    int4 = Work(CACHE_TYPES["int4"], 9, 3, 64, 1024, 1, 16)
+    assert (int4.name, int4.byte_count) == ("int4 9/3x64 1024x1 fp32 Q", 1024 * 3 * 64)
+
+
+def test_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Every cache type, a context that ends within a block, two sequences; both results are right."""
+    picture = tmp_path / "bench.png"
+    assert octavo.cli.main(["bench", *SMALL, "--batch", "2", "--json", "--png", str(picture)]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert {"commit", "device", "date", "limit", "rows", "threads"} <= set(report)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert [row["work"].split()[0] for row in report["rows"]] == ["fp32", "fp16", "int8", "fp8", "int4"]
+    for row in report["rows"]:
+        assert row["ours_us"] > 0 and row["floor_us"] > 0 and row["error"] < 1e-3
+        assert row["bytes"] == 2 * 2 * 40 * 2 * 64 * CACHE_TYPES_BITS[row["work"].split()[0]] // 8
+        if row["work"].startswith("fp8"):
+            assert row["peers"] == {} and row["bar_us"] is None
+        else:
+            assert row["bar_us"] == row["peers"][STOCK] and row["peer_errors"][STOCK] < 1e-2
+
+
+CACHE_TYPES_BITS = {kind.short: kind.bits for kind in CACHE_TYPES.values()}
+
+
+def test_rows_of_odd_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = [
+        "--heads",
+        "1",
+        "--kv-heads",
+        "1",
+        "--head-size",
+        "8",
+        "--context",
+        "3",
+        "--batch",
+        "1",
+        "--block-size",
+        "2",
+    ]
+    assert octavo.cli.main(["bench", *sizes, "--seconds", "0", "--threads", "2"]) == 0
+    assert "int4 1/1x8 3x1" in capsys.readouterr().out
+
+
+def test_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert octavo.cli.main(["bench", *SMALL, "--batch", "1", "--kv-cache", "int8", "--kv-cache", "float8e4m3fn"]) == 0
+    out = capsys.readouterr().out
+    assert "int8 4/2x64 40x1 fp32 Q" in out and "no kernel" in out and "1 thread;" in out
+
+
+@pytest.mark.parametrize("side", ["ours", "stock"])
+def test_a_wrong_result_is_not_timed(monkeypatch: pytest.MonkeyPatch, side: str) -> None:
+    exact = bench._Calls._exact
+    work = Work(CACHE_TYPES["float32"], 4, 2, 64, 40, 1, 16)
+    if side == "ours":
+        monkeypatch.setattr(bench._Calls, "_exact", lambda self: exact(self) * 1.001)
+    else:
+        monkeypatch.setattr(bench, "STOCK_BOUND", 0.0)
+    with pytest.raises(OctavoError, match="is off by"):
+        bench.run([work], threads=1, seconds=0)
+
+
+def test_no_memory_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(np, "resize", fail)
+    assert octavo.cli.main(["bench", *SMALL, "--batch", "1"]) == 1
+    assert "shorter context or a smaller batch" in capsys.readouterr().err
+
+
+def test_a_picture_needs_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(OctavoError, match="pip install matplotlib"):
+        bench.draw({"rows": []}, tmp_path / "x.png")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--heads", "5", "--kv-heads", "2"], "not a multiple of --kv-heads"),
+        (["--head-size", "20"], "not a multiple of 8"),
+    ],
+)
+def test_wrong_usage(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert octavo.cli.main(["bench", *arguments]) == 2
+    assert words in capsys.readouterr().err
