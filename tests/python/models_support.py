@@ -318,7 +318,9 @@ class PagedModel:
             if value.name.startswith("past_key_values"):
                 shape = [num_blocks, *value.shape[1:]]
                 # NaN: what no sequence has written must never reach a logit.
-                filled = np.full(shape, np.nan, np.float16 if "float16" in value.type else np.float32)
+                types = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int8)": np.int8}
+                dtype = types[value.type]
+                filled = np.full(shape, -128 if dtype is np.int8 else np.nan, dtype)
                 self.caches[value.name] = ort.OrtValue.ortvalue_from_numpy(filled)
                 self.block_size = shape[1]
         self.free = list(np.random.default_rng(seed).permutation(num_blocks))
