@@ -511,14 +511,19 @@ def _print_json(content: Any) -> None:
 def _progress_bar(first_step: str) -> Iterator[Callable[[str, int, int], None]]:
     """A bar on stderr while the block runs, moved by the function that it gives: (step, done, total)."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description:<20}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description:<28}"),
+        BarColumn(),
+        TextColumn("{task.fields[count]}"),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(first_step, total=None)
+        task = bar.add_task(first_step, total=None, count="")
 
         def progress(step: str, done: int, total: int) -> None:
-            bar.update(task, description=step, completed=done, total=total)
+            bar.update(task, description=step, completed=done, total=total, count=f"{done:,}/{total:,}")
 
         yield progress
 
