@@ -24,6 +24,9 @@ _REFUSED_UNLESS = {
     "logit_scale": (0.0, 1.0),
     "attention.clamp_kqv": (0.0,),
     "attention.causal": (True,),
+    "rope.scaling.yarn_ext_factor": (-1.0, 1.0),
+    "rope.scaling.yarn_attn_factor": (1.0,),
+    "rope.scaling.yarn_log_multiplier": (0.0,),
 }
 
 

@@ -308,7 +308,8 @@ Needs the model's package:
 )
 @click.option("--models", default="models", show_default=True, help="Folder to keep the converted model in.")
 @click.option("--max-tokens", type=click.IntRange(1), default=96, show_default=True, help="Longest answer.")
-def demo(models: str, max_tokens: int) -> None:
+@json_option
+def demo(models: str, max_tokens: int, as_json: bool) -> None:
     """Convert SmolLM2-135M-Instruct (once) and answer four prompts at once."""
     from .demo import PROMPTS, prepare
 
@@ -317,6 +318,7 @@ def demo(models: str, max_tokens: int) -> None:
     arguments = [str(model_dir), "--max-tokens", str(max_tokens)]
     for prompt in PROMPTS:
         arguments += ["--prompt", prompt]
+    arguments += ["--json"] if as_json else []
     generate.main(arguments, prog_name="octavo generate", standalone_mode=False)
     click.echo(_next_line(model_dir), err=True)
 

@@ -5,7 +5,10 @@
 
 Afterwards the outputs of PagedAttention, and what follows from them, have types and shapes in terms of the model's own
 symbols. onnx.checker.check_model then knows the operator, too: it refuses misspelt attributes and wrong types, where
-ONNX Runtime drops or fails late. docs/contract.md has the shapes; N = num_heads, G = kv_num_heads.
+ONNX Runtime drops or fails late. Graphs with other operators of onnxruntime's, as octavo convert writes them, are for
+onnxruntime.tools.symbolic_shape_infer, which knows these and PagedAttention's first three outputs.
+
+docs/contract.md has the shapes; N = num_heads, G = kv_num_heads.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ def _weights_read(model: OnnxModel, batch: int) -> int:
             if user.op_type in _READS_ROWS:
                 continue
             share = 1.0
-            if user.op_type in _EXPERTS and weight.dims:
-                share = min(1.0, batch * user.experts_used / weight.dims[0])
+            if user.op_type in _EXPERTS and weight.dims and weight.dims[0] > 0:
+                share = min(1.0, batch * max(user.experts_used, 0) / weight.dims[0])
             read[weight.place] = max(read.get(weight.place, 0), int(share * weight.byte_count))
     return sum(read.values())

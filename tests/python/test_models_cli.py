@@ -456,7 +456,7 @@ class TestJson:
     def test_every_command_has_it(self) -> None:
         for name, command in octavo.cli.cli.commands.items():
             has = any("--json" in parameter.opts for parameter in command.params)
-            assert has or name in ("demo", "completion")
+            assert has or name == "completion"
 
     def test_convert(self, run: Run, tmp_path: Path) -> None:
         write_tiny_gguf(tmp_path / "tiny.gguf", TinyShape())
