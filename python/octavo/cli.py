@@ -85,7 +85,7 @@ Examples:
     type=click.Choice(WEIGHT_FORMS),
     default="int4",
     show_default=True,
-    help="int4 and int8 keep the codes of Q4, Q5, Q6, Q8 and MXFP4 tensors as they are; they round others, F16 among "
+    help="int4 and int8 keep the codes of Q2 to Q8, IQ4 and MXFP4 tensors as they are; they round others, F16 among "
     "them, to 4 or 8 bits. float32 rounds nothing.",
 )
 @click.option(

@@ -96,7 +96,7 @@ class _Graph:
         self.options = options
         self.writer = writer
         self.progress = progress
-        self._block_sums: dict[str, str] = {}  # value -> its sums over blocks of 32 columns
+        self._block_sums: dict[tuple[str, int], str] = {}  # value, block -> its sums over blocks of so many columns
 
     def build(self) -> None:
         writer, config = self.writer, self.config
@@ -399,10 +399,11 @@ class _Graph:
         )
 
     def _sums_over_blocks(self, value: str, columns: int, block: int) -> str:
-        if value not in self._block_sums:  # every type with offsets has blocks of 32
+        if (value, block) not in self._block_sums:
             writer = self.writer
-            shape = writer.constant(f"blocks_of_{columns}", np.array([-1, columns // block, block], np.int64))
-            blocks = writer.node("Reshape", [value, shape], value + ".blocks")
+            shape = writer.constant(f"{block}_of_{columns}", np.array([-1, columns // block, block], np.int64))
+            blocks = writer.node("Reshape", [value, shape], f"{value}.blocks_of_{block}")
             axis = writer.constant("axis_last", np.array([-1], np.int64))
-            self._block_sums[value] = writer.node("ReduceSum", [blocks, axis], value + ".block_sums", keepdims=0)
-        return self._block_sums[value]
+            sums = writer.node("ReduceSum", [blocks, axis], f"{value}.sums_over_{block}", keepdims=0)
+            self._block_sums[value, block] = sums
+        return self._block_sums[value, block]

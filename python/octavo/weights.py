@@ -2,7 +2,7 @@
 
 Two forms exist: Dense (float32) and Blockwise (com.microsoft::MatMulNBits). A GGUF type whose values are small integers
 times a scale per block, with or without an offset, keeps its codes in Blockwise, so that nothing is rounded: in 4 bits
-Q4_0, Q4_1 and Q4_K, in 8 bits Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, IQ4_NL and MXFP4. Other types are rounded.
+Q2_K, Q3_K, Q4_0, Q4_1 and Q4_K, in 8 bits Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, IQ4_NL, IQ4_XS and MXFP4. Others are rounded.
 """
 
 from __future__ import annotations
@@ -193,16 +193,21 @@ def _from_q4_k(raw: np.ndarray) -> Blockwise:
     return _four_bits(codes, *_k_scales(blocks))
 
 
-def _codes(raw: np.ndarray, kind: Kind, block: int, *ones: tuple[int, bytes]) -> np.ndarray:
-    """Codes of a type that 8 bits hold, biased by 128: what the gguf package dequantises where every scale is one.
+def _dequantised_with(raw: np.ndarray, kind: Kind, block: int, *patches: tuple[int, bytes]) -> np.ndarray:
+    """What the gguf package makes of GGUF's blocks with some of their bytes replaced: float32 (rows, blocks, block).
 
-    ones: (byte of GGUF's block, value) that make its scales 1 and its minima 0. Returns uint8 (rows, blocks, block).
+    With every scale 1 and every minimum 0 that is a type's codes; with every code 1, its scales.
+    patches: (first byte in GGUF's block, the bytes to put there).
     """
     blocks = raw.reshape(-1, gguf.GGML_QUANT_SIZES[kind][1]).copy()
-    for start, value in ones:
+    for start, value in patches:
         blocks[:, start : start + len(value)] = np.frombuffer(value, np.uint8)
-    values = gguf.quants.dequantize(blocks, kind)
-    return (values + 128).astype(np.uint8).reshape(raw.shape[0], -1, block)
+    return gguf.quants.dequantize(blocks, kind).reshape(raw.shape[0], -1, block)
+
+
+def _codes(raw: np.ndarray, kind: Kind, block: int, *ones: tuple[int, bytes]) -> np.ndarray:
+    """Codes of a type that 8 bits hold, biased by 128: uint8 (rows, blocks, block). ones: make every scale 1."""
+    return (_dequantised_with(raw, kind, block, *ones) + 128).astype(np.uint8)
 
 
 _ONE, _ZERO = b"\x00\x3c", b"\0\0"  # as float16
@@ -243,7 +248,30 @@ def _from_mxfp4(raw: np.ndarray) -> Blockwise:
     return Blockwise(8, _codes(raw, Kind.MXFP4, 32, (0, b"\x80")), scales, None)
 
 
+def _from_q2_k(raw: np.ndarray) -> Blockwise:
+    # A super-block: 16 bytes of a scale and a minimum for 16 columns each, 64 of codes from 0 to 3, d, dmin.
+    codes = _dequantised_with(raw, Kind.Q2_K, 16, (0, b"\1" * 16), (80, _ONE + _ZERO))
+    scales = _dequantised_with(raw, Kind.Q2_K, 16, (16, b"\x55" * 64), (82, _ZERO))[..., 0]
+    minima = _dequantised_with(raw, Kind.Q2_K, 16, (16, b"\0" * 64))[..., 0]
+    return _four_bits(codes.astype(np.uint8), scales, minima)
+
+
+def _from_q3_k(raw: np.ndarray) -> Blockwise:
+    # A super-block: 32 bytes of high bits, 64 of low pairs, codes from -4 to 3; 12 of 6-bit scales for 16 columns; d.
+    codes = _dequantised_with(raw, Kind.Q3_K, 16, (96, b"\x11" * 8 + b"\xaa" * 4 + _ONE)) + 8
+    scales = _dequantised_with(raw, Kind.Q3_K, 16, (0, b"\xff" * 32 + b"\x55" * 64))[..., 0]
+    return _four_bits(codes.astype(np.uint8), scales, None)
+
+
+def _from_iq4_xs(raw: np.ndarray) -> Blockwise:
+    # A super-block: d, 6 bytes of 6-bit scales for 32 columns each, 128 of indices into IQ4_NL's table.
+    scales = _dequantised_with(raw, Kind.IQ4_XS, 32, (8, b"\x88" * 128))[..., 0]  # the table's entry 8 is 1
+    return Blockwise(8, _codes(raw, Kind.IQ4_XS, 32, (0, _ONE + b"\xaa" * 2 + b"\x11" * 4)), scales, None)
+
+
 _EXACT: dict[Kind, Callable[[np.ndarray], Blockwise]] = {
+    Kind.Q2_K: _from_q2_k,
+    Kind.Q3_K: _from_q3_k,
     Kind.Q4_0: _from_q4_0,
     Kind.Q4_1: _from_q4_1,
     Kind.Q4_K: _from_q4_k,
@@ -253,6 +281,7 @@ _EXACT: dict[Kind, Callable[[np.ndarray], Blockwise]] = {
     Kind.Q6_K: _from_q6_k,
     Kind.Q8_0: _from_q8_0,
     Kind.IQ4_NL: _from_iq4_nl,
+    Kind.IQ4_XS: _from_iq4_xs,
     Kind.MXFP4: _from_mxfp4,
 }
 

@@ -77,6 +77,32 @@ def add_byte_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
     writer.add_bos_token_id(257)
 
 
+Kind = gguf.GGMLQuantizationType
+# Where a block's float16 scales lie, and sane values for them: of the types that the gguf package cannot quantise.
+SCALE_BYTES = {
+    Kind.Q2_K: [(80, 0.011), (82, 0.011)],
+    Kind.Q3_K: [(108, 0.003)],
+    Kind.Q4_K: [(0, 0.0007), (2, 0.005)],
+    Kind.Q5_K: [(0, 0.0003), (2, 0.005)],
+    Kind.Q6_K: [(208, 0.00007)],
+    Kind.IQ4_NL: [(0, 0.002)],
+    Kind.IQ4_XS: [(0, 0.0001)],
+}
+
+
+def quantised(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    """Bytes of a float32 matrix in `kind`: of its values, or of SCALE_BYTES' types, any bytes with sane scales."""
+    if kind not in SCALE_BYTES:
+        return gguf.quants.quantize(values, kind)
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    rows, columns = values.shape
+    seed = int(np.abs(values[0, 0]) * 1e6)
+    data = np.random.default_rng(seed).integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
+    for start, value in SCALE_BYTES[kind]:
+        data[..., start : start + 2] = np.array([value], np.float16).view(np.uint8)
+    return data.reshape(rows, -1)
+
+
 def write_tiny_gguf(
     path: Path,
     shape: TinyShape,
@@ -87,7 +113,7 @@ def write_tiny_gguf(
 ) -> dict[str, np.ndarray]:
     """Writes a random model and returns its tensors as float32, as the file stores them (q and k rows interleaved).
 
-    kind: how matrices are stored ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0"); norms and biases are float32.
+    kind: how matrices are stored; norms and biases are float32.
     optional_keys: also writes every optional key that octavo looks at, with values that change nothing.
     """
     rng = np.random.default_rng(seed)
@@ -127,7 +153,7 @@ def write_tiny_gguf(
     def add(name: str, size: tuple[int, ...], scale: float, offset: float = 0.0) -> None:
         values = (rng.standard_normal(size) * scale + offset).astype(np.float32)
         tensor_kind = gguf.GGMLQuantizationType[kind if len(size) == 2 else "F32"]
-        data = gguf.quants.quantize(values, tensor_kind)
+        data = quantised(values, tensor_kind)
         stored[name] = gguf.quants.dequantize(data, tensor_kind).astype(np.float32).reshape(size)
         writer.add_tensor(name, data, raw_dtype=tensor_kind)
 

@@ -62,6 +62,18 @@ def test_stock_attention_on_the_converted_weights_equals_the_definition(
     assert relative_error(got, numpy_llama(stored, shape, ids)) < TOLERANCE
 
 
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"])
+def test_superblocks_stay_exact_in_the_graph(tmp_path: Path, kind: str) -> None:
+    """Blocks of 16 and of 32 columns, with and without offsets; rows of whole super-blocks of 256."""
+    shape = TinyShape(layers=1, hidden=256, feed=512, heads=4, kv_heads=2, head_size=64, rotary_dim=64)
+    stored = converted(tmp_path, shape, kind, weight_form="int4")
+    operators = [n.op_type for n in onnx.load(tmp_path / "model/model.onnx", load_external_data=False).graph.node]
+    assert operators.count("MatMulNBits") == 6
+    ids = np.random.default_rng(3).integers(0, shape.vocab, 30)
+    got = stock_logits(stock_session(tmp_path / "model"), ids)
+    assert relative_error(got, numpy_llama(stored, shape, ids)) < TOLERANCE
+
+
 @pytest.mark.parametrize(("kind", "form"), [("F32", "float32"), ("Q4_1", "int4"), ("Q8_0", "int4")])
 @pytest.mark.parametrize("name", SHAPES)
 def test_paged_attention_equals_the_definition(tmp_path: Path, name: str, kind: str, form: str) -> None:

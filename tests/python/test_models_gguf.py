@@ -11,7 +11,7 @@ import fuzz_gguf
 import gguf
 import numpy as np
 import pytest
-from models_support import TinyShape, write_tiny_gguf
+from models_support import Kind, TinyShape, quantised, write_tiny_gguf
 
 from octavo.architectures import half_rotation_order, read_config, rope_caches
 from octavo.convert import convert
@@ -225,40 +225,20 @@ def test_not_a_number_in_the_weights_is_refused(tiny: Path) -> None:
         file.dequantised("blk.1.ffn_up.weight")
 
 
-def write_matrix(path: Path, kind: gguf.GGMLQuantizationType, rows: int, columns: int, seed: int = 7) -> np.ndarray:
-    """A file whose only tensor, "w", holds random blocks of `kind`. Returns what the gguf package makes of it."""
-    rng = np.random.default_rng(seed)
-    if kind in SCALE_BYTES:  # no quantiser in the package: any bytes with sane scales are a legal matrix
-        block, size = gguf.GGML_QUANT_SIZES[kind]
-        data = rng.integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
-        for start, value in SCALE_BYTES[kind]:
-            data[..., start : start + 2] = np.array([value], np.float16).view(np.uint8)
-        data = data.reshape(rows, -1)
-    else:
-        values = rng.standard_normal((rows, columns)).astype(np.float32)
-        data = gguf.quants.quantize(values, kind)
+def write_matrix(path: Path, kind: str, rows: int, columns: int) -> np.ndarray:
+    """A file whose only tensor, "w", is random and of `kind`. Returns what the gguf package makes of it."""
+    data = quantised(np.random.default_rng(7).standard_normal((rows, columns)).astype(np.float32), Kind[kind])
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_tensor("w", data, raw_dtype=kind)
+    writer.add_tensor("w", data, raw_dtype=Kind[kind])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return gguf.quants.dequantize(data, kind).reshape(rows, columns)
+    return gguf.quants.dequantize(data, Kind[kind]).reshape(rows, columns)
 
 
-Kind = gguf.GGMLQuantizationType
-# Where a block's float16 scales lie, and sane values for them.
-SCALE_BYTES = {
-    Kind.Q2_K: [(80, 0.011), (82, 0.023)],
-    Kind.Q3_K: [(108, 0.011)],
-    Kind.Q4_K: [(0, 0.011), (2, 0.023)],
-    Kind.Q5_K: [(0, 0.011), (2, 0.023)],
-    Kind.Q6_K: [(208, 0.0007)],
-    Kind.IQ4_NL: [(0, 0.011)],
-    Kind.IQ4_XS: [(0, 0.0007)],
-}
-EXACT_BITS = {"Q4_0": 4, "Q4_1": 4, "Q4_K": 4} | dict.fromkeys(
-    ("Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4"), 8
+EXACT_BITS = dict.fromkeys(("Q2_K", "Q3_K", "Q4_0", "Q4_1", "Q4_K"), 4) | dict.fromkeys(
+    ("Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "IQ4_XS", "MXFP4"), 8
 )
 
 
@@ -266,7 +246,7 @@ EXACT_BITS = {"Q4_0": 4, "Q4_1": 4, "Q4_K": 4} | dict.fromkeys(
 @pytest.mark.parametrize("form", ["int4", "int8"])
 def test_block_formats_map_exactly(tmp_path: Path, kind: str, form: str) -> None:
     """Risk: a wrong nibble order or offset gives text that is only somewhat worse."""
-    expected = write_matrix(tmp_path / "one.gguf", Kind[kind], 24, 512)
+    expected = write_matrix(tmp_path / "one.gguf", kind, 24, 512)
     with GGUFFile(tmp_path / "one.gguf") as file:
         weight = load(file, "w", form)
     assert isinstance(weight, Blockwise) and weight.shape == (24, 512) and weight.bits == EXACT_BITS[kind]
@@ -276,11 +256,11 @@ def test_block_formats_map_exactly(tmp_path: Path, kind: str, form: str) -> None
 
 
 @pytest.mark.parametrize(("form", "is_head", "bits"), [("int4", True, 8), ("int4", False, 4), ("int8", False, 8)])
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q2_K", "Q3_K", "IQ4_XS"])
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "TQ1_0", "TQ2_0"])
 def test_rounded_formats_stay_within_half_a_step(
     tmp_path: Path, kind: str, form: str, is_head: bool, bits: int
 ) -> None:
-    expected = write_matrix(tmp_path / "one.gguf", Kind[kind], 24, 512)
+    expected = write_matrix(tmp_path / "one.gguf", kind, 24, 512)
     with GGUFFile(tmp_path / "one.gguf") as file:
         weight = load(file, "w", form, is_head=is_head)
     assert isinstance(weight, Blockwise) and weight.bits == bits
