@@ -5,23 +5,19 @@ from __future__ import annotations
 import io
 import math
 import os
-import shlex
-import shutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
 from . import __version__
-from .errors import OctavoError, counted
+from .console import next_line, print_bench, print_findings, print_json, print_perplexity, progress_bar
+from .errors import OctavoError
 
 EXIT_FAILURE, EXIT_INTERRUPTED = 1, 130
 
 # Modules with heavy imports (onnx, onnxruntime, rich) are imported by the commands that use them: --help stays quick.
-
 
 INT32_MAX = 2**31 - 1
 # What modules with heavy imports define; a test compares them.
@@ -33,8 +29,6 @@ MIXED_NOTE = (
     "onnxruntime-genai 0.18, and so octavo generate, takes keys and values of one type only: "
     "model.onnx runs in onnxruntime with caches that your program binds."
 )
-
-
 PATH = click.Path(readable=False)  # for completion; the commands say themselves what is wrong with a path
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead, for other programs.")
 
@@ -130,15 +124,15 @@ def convert(
     from .graph import GraphOptions
 
     graph = GraphOptions(weight_form=weights, block_size=block_size, cache_type=cache, accuracy_level=1 if exact else 4)
-    with _progress_bar("reading") as progress:
+    with progress_bar("reading") as progress:
         converted = convert_model(source, target, graph, progress=progress, **options)
     if as_json:
-        _print_json(converted.as_json())
+        print_json(converted.as_json())
         return
     click.echo(
         f"{converted.folder}: {converted.byte_count / 1e6:,.0f} MB, "
         f"context {converted.config.context_length:,} tokens, cache {converted.num_blocks * block_size:,} tokens.\n"
-        + (_next_line(converted.folder) if cache != MIXED_KV_CACHE else MIXED_NOTE)
+        + (next_line(converted.folder) if cache != MIXED_KV_CACHE else MIXED_NOTE)
     )
 
 
@@ -198,13 +192,13 @@ def generate(
     sampling = Sampling(*(options[name] for name in ("max_tokens", "temperature", "top_k", "top_p", "seed")))
     blocks = options["num_blocks"]
     overrides = {"engine": {"dynamic_batching": {"num_blocks": blocks}}} if blocks else None
-    with _progress_bar("loading the model"):
+    with progress_bar("loading the model"):
         engine = TextEngine(model_dir, options["threads"], overrides)
     tally = Tally()
     answers = engine.generate(given, sampling, options["raw"])
     try:
         if as_json:
-            with _progress_bar("answering") as progress:
+            with progress_bar("answering") as progress:
                 for answer in answers:
                     tally.see(answer)
                     progress("answering", tally.finished, len(given))
@@ -215,7 +209,7 @@ def generate(
     finally:
         answers.close()
         if as_json:
-            _print_json(tally.as_json())
+            print_json(tally.as_json())
         else:
             click.echo(tally.summary(), err=True)
     if tally.problems:
@@ -241,27 +235,15 @@ def doctor(model_dir: str, as_json: bool) -> None:
     """
     from .doctor import examine
 
-    with _progress_bar("reading") as progress:
+    with progress_bar("reading") as progress:
         findings = examine(model_dir, progress)
     problems = sum(not finding.ok for finding in findings)
     if as_json:
-        _print_json({"problems": problems, "findings": [finding.as_json() for finding in findings]})
+        print_json({"problems": problems, "findings": [finding.as_json() for finding in findings]})
     else:
-        _print_findings(findings)
+        print_findings(findings)
     if problems:
         sys.exit(EXIT_FAILURE)
-
-
-def _print_findings(findings: list[Any]) -> None:
-    from rich.console import Console
-    from rich.table import Column, Table
-
-    table = Table("check", "result", Column("what was found, what to do", overflow="fold"))
-    for finding in findings:
-        table.add_row(finding.check, "[green]ok[/]" if finding.ok else "[bold red]problem[/]", finding.rich_text())
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
-    problems = sum(not finding.ok for finding in findings)
-    click.echo("No problems found." if not problems else f"{problems} of {len(findings)} checks found a problem.")
 
 
 @cli.command(
@@ -294,7 +276,7 @@ def explain(model: str, context: int | None, batch: int, as_json: bool) -> None:
 
     report = describe(model, context, batch)
     if as_json:
-        _print_json(report.as_json())
+        print_json(report.as_json())
     else:
         click.echo(report.text())
 
@@ -313,14 +295,14 @@ def demo(models: str, max_tokens: int, as_json: bool) -> None:
     """Convert SmolLM2-135M-Instruct (once) and answer four prompts at once."""
     from .demo import PROMPTS, prepare
 
-    with _progress_bar("reading") as progress:
+    with progress_bar("reading") as progress:
         model_dir = prepare(Path(models), lambda text: click.echo(text, err=True), progress)
     arguments = [str(model_dir), "--max-tokens", str(max_tokens)]
     for prompt in PROMPTS:
         arguments += ["--prompt", prompt]
     arguments += ["--json"] if as_json else []
     generate.main(arguments, prog_name="octavo generate", standalone_mode=False)
-    click.echo(_next_line(model_dir), err=True)
+    click.echo(next_line(model_dir), err=True)
 
 
 @cli.command(
@@ -353,30 +335,12 @@ def perplexity(model_dir: str, text: str | None, as_json: bool, **options: Any) 
     from .perplexity import measure
 
     content = None if text is None else _read_text(text)
-    with _progress_bar("reading") as progress:
+    with progress_bar("reading") as progress:
         report = measure(model_dir, content, progress=progress, **options)
     if as_json:
-        _print_json(report.as_json())
+        print_json(report.as_json())
         return
-    from rich.console import Console
-    from rich.table import Column, Table
-
-    heads = ("perplexity", "change", "KL, nats", "bytes/token", "prefill tok/s", "decode tok/s")
-    table = Table("cache", "scales", *(Column(head, justify="right") for head in heads))
-    reference = report.rows[0].perplexity
-    for row in report.rows:
-        table.add_row(
-            row.cache_type,
-            row.scales,
-            f"{row.perplexity:.3f}",
-            f"{100 * (row.perplexity / reference - 1):+.2f} %",
-            f"{row.kl:.5f}",
-            f"{row.bytes_per_token:,}",
-            f"{row.prefill_tokens_per_second:.0f}",
-            f"{row.decode_tokens_per_second:.1f}",
-        )
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
-    click.echo(f"{report.scored:,} tokens predicted, in contexts of at most {report.window:,}.")
+    print_perplexity(report)
 
 
 @cli.command(
@@ -454,35 +418,14 @@ def bench(
         for batch in batches
         for cache in caches or BENCH_CACHES
     ]
-    with _progress_bar("reading") as progress:
+    with progress_bar("reading") as progress:
         report = run(works, threads=threads, seconds=seconds, progress=progress)
     if png:
         draw(report, png)
     if as_json:
-        _print_json(report)
+        print_json(report)
     else:
-        _print_bench(report)
-
-
-def _print_bench(report: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Column, Table
-
-    heads = ("floor", "stock", "octavo", "of stock", "of floor")
-    table = Table("work", *(Column(head, justify="right", no_wrap=True) for head in heads))
-    for row in report["rows"]:
-        bar = row["bar_us"]
-        table.add_row(
-            row["work"],
-            f"{row['floor_us']:,.0f} us",
-            f"{bar:,.0f} us" if bar else "no kernel",
-            f"{row['ours_us']:,.0f} us",
-            f"{row['ours_us'] / bar:.2f}" if bar else "",
-            f"{row['percent_of_limit']:.0f} %",
-        )
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
-    stock = ", ".join(f"{name} of {about['version']}" for name, about in report["about_peers"].items())
-    click.echo(f"{report['device']}, {counted(report['threads'], 'thread')}; {report['commit']}, {stock}.")
+        print_bench(report)
 
 
 @cli.command(
@@ -500,57 +443,6 @@ def completion(shell: str) -> None:
     from click.shell_completion import get_completion_class
 
     click.echo(get_completion_class(shell)(cli, {}, "octavo", "_OCTAVO_COMPLETE").source())
-
-
-def _print_json(content: Any) -> None:
-    import json
-
-    click.echo(json.dumps(content, indent=1))
-
-
-@contextmanager
-def _progress_bar(first_step: str) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on stderr while the block runs, moved by the function that it gives: (step, done, total)."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        TextColumn("{task.description:<28}"),
-        BarColumn(),
-        TextColumn("{task.fields[count]}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(first_step, total=None, count="")
-
-        def progress(step: str, done: int, total: int) -> None:
-            bar.update(task, description=step, completed=done, total=total, count=f"{done:,}/{total:,}")
-
-        yield progress
-
-
-def _next_line(model_dir: Path) -> str:
-    return f'Next: {_own_command()} generate {shlex.quote(str(model_dir))} --prompt "Write a haiku about the sea."'
-
-
-def _own_command() -> str:
-    """How to call octavo from this shell, in the current folder, whether or not it is on the PATH."""
-    called = Path(sys.argv[0]).absolute()
-    if called.name != "octavo" or not called.is_file():
-        return f"{shlex.quote(_short(Path(sys.executable)))} -m octavo"
-    on_path = shutil.which("octavo")
-    if on_path is not None and os.path.samefile(on_path, called):
-        return "octavo"
-    return shlex.quote(_short(called))
-
-
-def _short(path: Path) -> str:
-    """Relative to the current folder, for a path inside it. Links are kept: a virtual environment is made of them."""
-    try:
-        relative = path.relative_to(Path.cwd())
-    except ValueError:
-        return str(path)
-    return str(relative) if len(relative.parts) > 1 else f"./{relative}"
 
 
 def _output_failed(error: OSError) -> str:

@@ -18,6 +18,7 @@ import pytest
 from models_support import TinyShape, require_library, write_tiny_gguf
 
 import octavo.cli
+import octavo.console
 import octavo.runtime
 import octavo.trial
 from octavo import __version__
@@ -277,19 +278,19 @@ def test_next_lines_work_as_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [".venv/bin/octavo", "demo"])
     monkeypatch.setenv("PATH", "/usr/bin")
-    assert octavo.cli._next_line(Path("my models/m")).startswith(
+    assert octavo.console.next_line(Path("my models/m")).startswith(
         "Next: .venv/bin/octavo generate 'my models/m' --prompt"
     )
     monkeypatch.setenv("PATH", str(program.parent))
-    assert octavo.cli._next_line(Path("m")).startswith("Next: octavo generate m ")
+    assert octavo.console.next_line(Path("m")).startswith("Next: octavo generate m ")
     monkeypatch.chdir(program.parent)
     monkeypatch.setattr(sys, "argv", ["./octavo"])
     monkeypatch.setenv("PATH", "/usr/bin")
-    assert octavo.cli._next_line(Path("m")).startswith("Next: ./octavo generate m ")
+    assert octavo.console.next_line(Path("m")).startswith("Next: ./octavo generate m ")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     monkeypatch.setattr(sys, "argv", [str(program)])
-    assert octavo.cli._next_line(Path("m")).startswith(f"Next: {program} generate m ")
+    assert octavo.console.next_line(Path("m")).startswith(f"Next: {program} generate m ")
 
 
 def test_a_closed_pipe_is_no_traceback(library: None, model_dir: Path) -> None:

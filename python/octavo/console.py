@@ -1,0 +1,139 @@
+"""What the `octavo` command prints beside plain lines: JSON, tables, progress, and how to call it again.
+
+rich is imported where it is used: --help stays quick.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .errors import counted
+
+if TYPE_CHECKING:
+    from .doctor import Finding
+    from .perplexity import Report
+
+
+def print_json(content: Any) -> None:
+    click.echo(json.dumps(content, indent=1))
+
+
+def print_findings(findings: list[Finding]) -> None:
+    from rich.table import Column
+
+    rows = (
+        (finding.check, "[green]ok[/]" if finding.ok else "[bold red]problem[/]", finding.rich_text())
+        for finding in findings
+    )
+    _print_table(["check", "result", Column("what was found, what to do", overflow="fold")], rows)
+    problems = sum(not finding.ok for finding in findings)
+    click.echo("No problems found." if not problems else f"{problems} of {len(findings)} checks found a problem.")
+
+
+def print_perplexity(report: Report) -> None:
+    reference = report.rows[0].perplexity
+    rows = (
+        (
+            row.cache_type,
+            row.scales,
+            f"{row.perplexity:.3f}",
+            f"{100 * (row.perplexity / reference - 1):+.2f} %",
+            f"{row.kl:.5f}",
+            f"{row.bytes_per_token:,}",
+            f"{row.prefill_tokens_per_second:.0f}",
+            f"{row.decode_tokens_per_second:.1f}",
+        )
+        for row in report.rows
+    )
+    heads = ("perplexity", "change", "KL, nats", "bytes/token", "prefill tok/s", "decode tok/s")
+    _print_table(["cache", "scales", *_numbers(heads)], rows)
+    click.echo(f"{report.scored:,} tokens predicted, in contexts of at most {report.window:,}.")
+
+
+def print_bench(report: dict[str, Any]) -> None:
+    """report: of bench.run."""
+    rows = (
+        (
+            row["work"],
+            f"{row['floor_us']:,.0f} us",
+            f"{bar:,.0f} us" if (bar := row["bar_us"]) else "no kernel",
+            f"{row['ours_us']:,.0f} us",
+            f"{row['ours_us'] / bar:.2f}" if bar else "",
+            f"{row['percent_of_limit']:.0f} %",
+        )
+        for row in report["rows"]
+    )
+    _print_table(["work", *_numbers(("floor", "stock", "octavo", "of stock", "of floor"), no_wrap=True)], rows)
+    stock = ", ".join(f"{name} of {about['version']}" for name, about in report["about_peers"].items())
+    click.echo(f"{report['device']}, {counted(report['threads'], 'thread')}; {report['commit']}, {stock}.")
+
+
+def _numbers(heads: Iterable[str], **options: Any) -> list[Any]:
+    from rich.table import Column
+
+    return [Column(head, justify="right", **options) for head in heads]
+
+
+def _print_table(columns: list[Any], rows: Iterable[tuple[str, ...]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+@contextmanager
+def progress_bar(first_step: str) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on stderr while the block runs, moved by the function that it gives: (step, done, total)."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description:<28}"),
+        BarColumn(),
+        TextColumn("{task.fields[count]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(first_step, total=None, count="")
+
+        def progress(step: str, done: int, total: int) -> None:
+            bar.update(task, description=step, completed=done, total=total, count=f"{done:,}/{total:,}")
+
+        yield progress
+
+
+def next_line(model_dir: Path) -> str:
+    return f'Next: {_own_command()} generate {shlex.quote(str(model_dir))} --prompt "Write a haiku about the sea."'
+
+
+def _own_command() -> str:
+    """How to call octavo from this shell, in the current folder, whether or not it is on the PATH."""
+    called = Path(sys.argv[0]).absolute()
+    if called.name != "octavo" or not called.is_file():
+        return f"{shlex.quote(_short(Path(sys.executable)))} -m octavo"
+    on_path = shutil.which("octavo")
+    if on_path is not None and os.path.samefile(on_path, called):
+        return "octavo"
+    return shlex.quote(_short(called))
+
+
+def _short(path: Path) -> str:
+    """Relative to the current folder, for a path inside it. Links are kept: a virtual environment is made of them."""
+    try:
+        relative = path.relative_to(Path.cwd())
+    except ValueError:
+        return str(path)
+    return str(relative) if len(relative.parts) > 1 else f"./{relative}"
