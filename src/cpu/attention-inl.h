@@ -39,22 +39,13 @@ struct KeyTile {
   std::uint64_t visible[kTileRows];  // per token: keys it sees
   std::int64_t begin = 0, end = 0;   // hull of `mapped`
   std::int64_t scored = 0;           // end, rounded up to whole vectors
-  const float* keys[kTileKeys];
-  const float* values[kTileKeys];
+  const std::uint8_t* keys[kTileKeys];  // rows of the cache; zeros for a key that is not mapped
+  const std::uint8_t* values[kTileKeys];
 };
 
-// Decodes a cache row of `width` channels into `buffer`, or points at it where `in_place`.
-HWY_INLINE const float* decoded_row(DecodeRow decode, const std::byte* row, std::int64_t width, bool in_place,
-                                    float* buffer) {
-  if (in_place && reinterpret_cast<std::uintptr_t>(row) % alignof(float) == 0)
-    return reinterpret_cast<const float*>(row);
-  decode(row, width, buffer);
-  return buffer;
-}
-
-// Finds the tile's live keys and decodes their rows; every other key gets a row of zeros. False: nothing to attend to.
-HWY_INLINE bool load_keys(const Call& call, const Tile& tile, const TokenRanges& ranges, std::int64_t base,
-                          LaneScratch& scratch, KeyTile& keys) {
+// Finds the tile's live keys and their rows; every other key gets a row of zeros. False: nothing to attend to.
+HWY_INLINE bool find_keys(const Call& call, const Tile& tile, const TokenRanges& ranges, std::int64_t base,
+                          const LaneScratch& scratch, KeyTile& keys) {
   const Problem& problem = *call.problem;
   keys.base = base;
   std::uint64_t seen = 0;
@@ -64,14 +55,8 @@ HWY_INLINE bool load_keys(const Call& call, const Tile& tile, const TokenRanges&
   }
 
   const bool latent = problem.cache_layout == CacheLayout::kLatent;
-  const std::int64_t key_stride = padded(problem.head_size);
-  const std::int64_t value_stride = padded(problem.v_head_size);
-  const DecodeRow decode_key = decoder(call.k_cache.type);
-  const DecodeRow decode_value = decoder(call.v_cache.type);
-  // The value loop reads whole vectors: rows may stay in the cache only where those end inside the row.
-  const bool value_in_place = call.v_cache.type == CacheType::kFloat32 && value_stride <= problem.head_size;
-  const bool key_in_place = call.k_cache.type == CacheType::kFloat32 && (!latent || value_stride <= problem.head_size);
-  for (std::int64_t k = 0; k < kTileKeys; ++k) keys.keys[k] = keys.values[k] = scratch.zeros;
+  const auto* zeros = reinterpret_cast<const std::uint8_t*>(scratch.zeros);
+  for (std::int64_t k = 0; k < kTileKeys; ++k) keys.keys[k] = keys.values[k] = zeros;
 
   keys.mapped = 0;
   std::uint64_t rest = seen;
@@ -88,11 +73,10 @@ HWY_INLINE bool load_keys(const Call& call, const Tile& tile, const TokenRanges&
     for (std::uint64_t bits = share; bits != 0; bits &= bits - 1) {
       const std::int64_t k = std::countr_zero(bits);
       const std::int64_t slot = k - block_base;
-      keys.keys[k] = decoded_row(decode_key, call.k_cache.row(block, slot, tile.kv_head), problem.head_size,
-                                 key_in_place, scratch.keys + k * key_stride);
-      keys.values[k] = latent ? keys.keys[k]
-                              : decoded_row(decode_value, call.v_cache.row(block, slot, tile.kv_head),
-                                            problem.head_size, value_in_place, scratch.values + k * value_stride);
+      keys.keys[k] = reinterpret_cast<const std::uint8_t*>(call.k_cache.row(block, slot, tile.kv_head));
+      keys.values[k] = latent
+                           ? keys.keys[k]
+                           : reinterpret_cast<const std::uint8_t*>(call.v_cache.row(block, slot, tile.kv_head));
     }
   }
   if (keys.mapped == 0) return false;
@@ -102,14 +86,47 @@ HWY_INLINE bool load_keys(const Call& call, const Tile& tile, const TokenRanges&
   return true;
 }
 
-// scores = softcap(q.k) + bias; q already holds scale and K's quantisation scale. Masked keys hold anything.
-HWY_INLINE void compute_scores(const Call& call, const Tile& tile, const KeyTile& keys, LaneScratch& scratch) {
+// A cache row of `width` channels as floats: decoded into `buffer`, or where it is.
+HWY_INLINE const std::uint8_t* decoded_row(DecodeRow decode, const std::uint8_t* row, std::int64_t width,
+                                           bool in_place, float* buffer) {
+  if (in_place && reinterpret_cast<std::uintptr_t>(row) % alignof(float) == 0) return row;
+  decode(row, width, buffer);
+  return reinterpret_cast<const std::uint8_t*>(buffer);
+}
+
+// Turns the rows of mapped keys into floats.
+HWY_INLINE void decode_keys(const Call& call, LaneScratch& scratch, KeyTile& keys) {
+  const Problem& problem = *call.problem;
+  const bool latent = problem.cache_layout == CacheLayout::kLatent;
+  const std::int64_t key_stride = padded(problem.head_size);
+  const std::int64_t value_stride = padded(problem.v_head_size);
+  const DecodeRow decode_key = decoder(call.k_cache.type);
+  const DecodeRow decode_value = decoder(call.v_cache.type);
+  // The value loop reads whole vectors: rows may stay in the cache only where those end inside the row.
+  const bool value_in_place = call.v_cache.type == CacheType::kFloat32 && value_stride <= problem.head_size;
+  const bool key_in_place = call.k_cache.type == CacheType::kFloat32 && (!latent || value_stride <= problem.head_size);
+  for (std::uint64_t bits = keys.mapped; bits != 0; bits &= bits - 1) {
+    const std::int64_t k = std::countr_zero(bits);
+    keys.keys[k] =
+        decoded_row(decode_key, keys.keys[k], problem.head_size, key_in_place, scratch.keys + k * key_stride);
+    keys.values[k] = latent ? keys.keys[k]
+                            : decoded_row(decode_value, keys.values[k], problem.head_size, value_in_place,
+                                          scratch.values + k * value_stride);
+  }
+}
+
+// scores = q.k; q already holds scale and K's quantisation scale. Of masked keys they are anything.
+HWY_INLINE void multiply_keys(const Call& call, std::int64_t rows, const KeyTile& keys, LaneScratch& scratch) {
+  const std::int64_t width = call.problem->head_size;
+  transpose_keys(keys.keys, keys.scored, width, scratch.transposed);
+  score_tile(scratch.query, rows, width, scratch.transposed, keys.scored, scratch.scores);
+}
+
+// scores = softcap(scores) + bias
+HWY_INLINE void adjust_scores(const Call& call, const Tile& tile, const KeyTile& keys, LaneScratch& scratch) {
   const Problem& problem = *call.problem;
   const std::int64_t group = problem.group_size();
-  const std::int64_t rows = (tile.token_end - tile.token_begin) * group;
-  transpose_keys(keys.keys, keys.scored, problem.head_size, scratch.transposed);
-  score_tile(scratch.query, rows, problem.head_size, scratch.transposed, keys.scored, scratch.scores);
-
+  const std::int64_t rows = tile.rows(group);
   const FloatTag d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   if (problem.has(Feature::kSoftcap)) {
@@ -152,36 +169,55 @@ HWY_INLINE void write_output_qk(const Call& call, const Tile& tile, const KeyTil
              call.output_qk + at * static_cast<std::int64_t>(size_in_bytes(problem.output_qk_type)));
 }
 
-// kSkipMasked: masked positions' values are not even multiplied by 0 (accumulate_nonzero).
-template <bool kSkipMasked>
-HWY_INLINE void attend_keys(const Call& call, const Tile& tile, std::int64_t chunk, LaneScratch& scratch,
-                            SoftmaxState& state) {
-  const Problem& problem = *call.problem;
-  const std::int64_t group = problem.group_size();
-  const std::int64_t rows = (tile.token_end - tile.token_begin) * group;
-  const std::int64_t stride = padded(problem.v_head_size);
-  std::fill_n(state.sums, rows * stride, 0.0f);
+HWY_INLINE void clear_state(const Problem& problem, std::int64_t rows, SoftmaxState& state) {
+  std::fill_n(state.sums, rows * padded(problem.v_head_size), 0.0f);
   std::fill_n(state.maximum, rows, -std::numeric_limits<float>::infinity());
   std::fill_n(state.weight, rows, 0.0f);
+}
 
-  const TokenRanges ranges(call, tile);
-  KeyTile keys;
-  const std::int64_t begin = std::max(chunk * kChunkKeys, ranges.first / kTileKeys * kTileKeys);
-  const std::int64_t end = std::min((chunk + 1) * kChunkKeys, ranges.last);
-  for (std::int64_t base = begin; base < end; base += kTileKeys) {
-    if (!load_keys(call, tile, ranges, base, scratch, keys)) continue;
-    compute_scores(call, tile, keys, scratch);
-    for (std::int64_t r = 0; r < rows; ++r) {
-      const std::uint64_t visible = keys.visible[r / group] & keys.mapped;
-      float* scores = scratch.scores + r * kTileKeys;
-      if (problem.qk_output == QkOutput::kScores) {
-        alignas(64) float copy[kTileKeys];
-        std::copy_n(scores, kTileKeys, copy);
-        write_output_qk(call, tile, keys, r, visible, copy);
-      }
-      const float correction = softmax_row(scores, keys.scored, visible, state.maximum[r], state.weight[r]);
-      if (correction != 1.0f) scale_by(correction, stride, state.sums + r * stride);
+// The positions of a chunk that a tile's rows see, from the start of a tile of keys.
+HWY_INLINE contract::Range seen_of_chunk(const TokenRanges& ranges, std::int64_t chunk) {
+  return {std::max(chunk * kChunkKeys, ranges.first / kTileKeys * kTileKeys),
+          std::min((chunk + 1) * kChunkKeys, ranges.last)};
+}
+
+// Scores of one KV head, as products, to weights; its state is brought up to date.
+HWY_INLINE void weigh_scores(const Call& call, const Tile& tile, const KeyTile& keys, LaneScratch& scratch,
+                             SoftmaxState& state) {
+  const Problem& problem = *call.problem;
+  const std::int64_t group = problem.group_size();
+  const std::int64_t stride = padded(problem.v_head_size);
+  adjust_scores(call, tile, keys, scratch);
+  for (std::int64_t r = 0; r < tile.rows_per_head(group); ++r) {
+    const std::uint64_t visible = keys.visible[r / group] & keys.mapped;
+    float* scores = scratch.scores + r * kTileKeys;
+    if (problem.qk_output == QkOutput::kScores) {
+      alignas(64) float copy[kTileKeys];
+      std::copy_n(scores, kTileKeys, copy);
+      write_output_qk(call, tile, keys, r, visible, copy);
     }
+    const float correction = softmax_row(scores, keys.scored, visible, state.maximum[r], state.weight[r]);
+    if (correction != 1.0f) scale_by(correction, stride, state.sums + r * stride);
+  }
+}
+
+// One KV head, keys decoded first. kSkipMasked: masked positions' values are not even multiplied by 0
+// (accumulate_nonzero).
+template <bool kSkipMasked>
+HWY_INLINE void attend_decoded(const Call& call, const Tile& tile, std::int64_t chunk, LaneScratch& scratch,
+                               SoftmaxState& state) {
+  const Problem& problem = *call.problem;
+  const std::int64_t rows = tile.rows(problem.group_size());
+  const std::int64_t stride = padded(problem.v_head_size);
+  clear_state(problem, rows, state);
+  const TokenRanges ranges(call, tile);
+  const contract::Range seen = seen_of_chunk(ranges, chunk);
+  KeyTile keys;
+  for (std::int64_t base = seen.begin; base < seen.end; base += kTileKeys) {
+    if (!find_keys(call, tile, ranges, base, scratch, keys)) continue;
+    decode_keys(call, scratch, keys);
+    multiply_keys(call, rows, keys, scratch);
+    weigh_scores(call, tile, keys, scratch, state);
     if constexpr (kSkipMasked) {
       accumulate_nonzero(scratch.scores, rows, keys.values, keys.begin, keys.end, stride, state.sums);
     } else {
@@ -190,21 +226,110 @@ HWY_INLINE void attend_keys(const Call& call, const Tile& tile, std::int64_t chu
   }
 }
 
+// The rows of kStreamKeys keys, of one KV head after the other.
+class HeadRows {
+ public:
+  HeadRows(const std::uint8_t* const* rows, std::uint64_t mapped, std::int64_t head_bytes) {
+    for (std::int64_t k = 0; k < kStreamKeys; ++k) {
+      rows_[k] = rows[k];
+      steps_[k] = (mapped >> k & 1) != 0 ? head_bytes : 0;
+    }
+  }
+  const std::uint8_t* const* rows() const { return rows_; }
+  void next_head() {
+    for (std::int64_t k = 0; k < kStreamKeys; ++k) rows_[k] += steps_[k];
+  }
+
+ private:
+  const std::uint8_t* rows_[kStreamKeys];
+  std::int64_t steps_[kStreamKeys];
+};
+
+// All KV heads of a tile of few rows. While keys are used, their values are fetched; while these are, the next keys.
+HWY_INLINE void attend_streamed(const Call& call, const Tile& tile, std::int64_t chunk, LaneScratch& scratch,
+                                SoftmaxState& state) {
+  const Problem& problem = *call.problem;
+  const std::int64_t rows = tile.rows_per_head(problem.group_size());
+  const std::int64_t stride = padded(problem.v_head_size);
+  const bool latent = problem.cache_layout == CacheLayout::kLatent;
+  const Cache& k_cache = call.k_cache;
+  const Cache& v_cache = latent ? call.k_cache : call.v_cache;
+  const StreamKernels key_kernels = stream_kernels(k_cache.type);
+  const StreamKernels value_kernels = stream_kernels(v_cache.type);
+  const auto lines_of_keys = [&](const KeyTile& keys) {
+    return LineStream(keys.keys, keys.mapped, tile.head_count, k_cache.head_bytes, key_kernels.row_bytes(problem.head_size));
+  };
+  const auto lines_of_values = [&](const KeyTile& keys) {
+    return LineStream(keys.values, keys.mapped, tile.head_count, v_cache.head_bytes,
+                      value_kernels.row_bytes(problem.v_head_size));
+  };
+
+  clear_state(problem, tile.rows(problem.group_size()), state);
+  const TokenRanges ranges(call, tile);
+  const contract::Range seen = seen_of_chunk(ranges, chunk);
+  if (seen.empty()) return;
+  KeyTile tiles[2];
+  int at = 0;
+  find_keys(call, tile, ranges, seen.begin, scratch, tiles[0]);
+  lines_of_keys(tiles[0]).fetch_rest();
+  for (std::int64_t base = seen.begin; base < seen.end; base += kTileKeys, at ^= 1) {
+    const KeyTile& keys = tiles[at];
+    KeyTile& next = tiles[at ^ 1];
+    find_keys(call, tile, ranges, base + kTileKeys, scratch, next);
+    LineStream values_ahead = lines_of_values(keys);
+    for (std::int64_t k = 0; k < keys.scored; k += kStreamKeys) {
+      HeadRows cached(keys.keys + k, keys.mapped >> k, k_cache.head_bytes);
+      for (std::int64_t h = 0; h < tile.head_count; ++h, cached.next_head()) {
+        key_kernels.score(scratch.query + h * rows * problem.head_size, rows, problem.head_size, cached.rows(),
+                          values_ahead, scratch.scores + h * rows * kTileKeys + k);
+      }
+    }
+    values_ahead.fetch_rest();
+    if (keys.mapped != 0) {
+      for (std::int64_t h = 0; h < tile.head_count; ++h) {
+        LaneScratch head_scratch = scratch.from_row(problem, h * rows);
+        SoftmaxState head_state = state.from_row(problem, h * rows);
+        weigh_scores(call, tile.head(h), keys, head_scratch, head_state);
+      }
+    }
+    LineStream keys_ahead = lines_of_keys(next);
+    for (std::int64_t k = 0; k < keys.scored; k += kStreamKeys) {
+      HeadRows cached(keys.values + k, keys.mapped >> k, v_cache.head_bytes);
+      const std::int64_t begin = std::max<std::int64_t>(keys.begin - k, 0);
+      const std::int64_t end = std::min(keys.end - k, kStreamKeys);
+      for (std::int64_t h = 0; h < tile.head_count; ++h, cached.next_head()) {
+        value_kernels.accumulate(scratch.scores + h * rows * kTileKeys + k, rows, cached.rows(), begin, end, stride,
+                                 keys_ahead, state.sums + h * rows * stride);
+      }
+    }
+    keys_ahead.fetch_rest();
+  }
+}
+
 HWY_INLINE void attend_chunk(const Call& call, const Tile& tile, std::int64_t chunk, LaneScratch& scratch,
                              SoftmaxState& state) {
-  attend_keys<false>(call, tile, chunk, scratch, state);
+  const Problem& problem = *call.problem;
+  const std::int64_t rows = tile.rows_per_head(problem.group_size());
+  if (streams(problem, rows)) {
+    attend_streamed(call, tile, chunk, scratch, state);
+  } else {
+    attend_decoded<false>(call, tile, chunk, scratch, state);
+  }
   // A value that overflowed is infinite, and a masked position takes part in nothing: rows that may not see it must
   // stay finite. That is too rare to pay for in every tile, so the chunk is done again where it shows.
-  const std::int64_t rows = (tile.token_end - tile.token_begin) * call.problem->group_size();
-  for (std::int64_t r = 0; r < rows; ++r) {
-    if (!has_non_finite(state.sums + r * padded(call.problem->v_head_size), call.problem->v_head_size)) continue;
-    attend_keys<true>(call, tile, chunk, scratch, state);
-    return;
+  for (std::int64_t h = 0; h < tile.head_count; ++h) {
+    LaneScratch head_scratch = scratch.from_row(problem, h * rows);
+    SoftmaxState head_state = state.from_row(problem, h * rows);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      if (!has_non_finite(head_state.sums + r * padded(problem.v_head_size), problem.v_head_size)) continue;
+      attend_decoded<true>(call, tile.head(h), chunk, head_scratch, head_state);
+      break;
+    }
   }
 }
 
 HWY_INLINE void fold(const Call& call, const Tile& tile, const SoftmaxState& next, SoftmaxState& into) {
-  const std::int64_t rows = (tile.token_end - tile.token_begin) * call.problem->group_size();
+  const std::int64_t rows = tile.rows(call.problem->group_size());
   const std::int64_t stride = padded(call.problem->v_head_size);
   constexpr float kNothing = -std::numeric_limits<float>::infinity();
   for (std::int64_t r = 0; r < rows; ++r) {
@@ -222,15 +347,17 @@ HWY_INLINE void fold(const Call& call, const Tile& tile, const SoftmaxState& nex
 HWY_INLINE void write_probabilities(const Call& call, const Tile& tile, const SoftmaxState& state,
                                     LaneScratch& scratch) {
   const std::int64_t group = call.problem->group_size();
-  const std::int64_t rows = (tile.token_end - tile.token_begin) * group;
+  const std::int64_t rows = tile.rows(group);
   const FloatTag d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const TokenRanges ranges(call, tile);
   KeyTile keys;
-  load_queries(call, tile, scratch);
+  load_head_queries(call, tile, scratch);
   for (std::int64_t base = ranges.first / kTileKeys * kTileKeys; base < ranges.last; base += kTileKeys) {
-    if (!load_keys(call, tile, ranges, base, scratch, keys)) continue;
-    compute_scores(call, tile, keys, scratch);
+    if (!find_keys(call, tile, ranges, base, scratch, keys)) continue;
+    decode_keys(call, scratch, keys);
+    multiply_keys(call, rows, keys, scratch);
+    adjust_scores(call, tile, keys, scratch);
     for (std::int64_t r = 0; r < rows; ++r) {
       const float maximum = state.maximum[r];
       const float reference = maximum == -std::numeric_limits<float>::infinity() ? 0.0f : maximum;
@@ -257,10 +384,10 @@ HWY_INLINE float output_factor(const Call& call, std::int64_t head, float maximu
   return numerator / (weight * numerator + std::exp(sink - reference));
 }
 
-HWY_INLINE void finish(const Call& call, const Tile& tile, const SoftmaxState& state, LaneScratch& scratch) {
+HWY_INLINE void finish_head(const Call& call, const Tile& tile, const SoftmaxState& state, LaneScratch& scratch) {
   const Problem& problem = *call.problem;
   const std::int64_t group = problem.group_size();
-  const std::int64_t rows = (tile.token_end - tile.token_begin) * group;
+  const std::int64_t rows = tile.rows(group);
   for (std::int64_t r = 0; r < rows; ++r) {
     scratch.factors[r] = output_factor(call, tile.kv_head * group + r % group, state.maximum[r], state.weight[r]);
   }
@@ -284,6 +411,14 @@ HWY_INLINE void finish(const Call& call, const Tile& tile, const SoftmaxState& s
     const float weight = state.weight[r];
     call.lse[head * problem.token_count + token] =
         weight == 0.0f ? -std::numeric_limits<float>::infinity() : state.maximum[r] + std::log(weight);
+  }
+}
+
+HWY_INLINE void finish(const Call& call, const Tile& tile, const SoftmaxState& state, LaneScratch& scratch) {
+  const std::int64_t rows = tile.rows_per_head(call.problem->group_size());
+  for (std::int64_t h = 0; h < tile.head_count; ++h) {
+    LaneScratch head_scratch = scratch.from_row(*call.problem, h * rows);
+    finish_head(call, tile.head(h), state.from_row(*call.problem, h * rows), head_scratch);
   }
 }
 

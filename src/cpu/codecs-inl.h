@@ -31,53 +31,14 @@ HWY_INLINE FloatVec float16_to_float(FloatTag d, hn::Vec<hn::Rebind<std::uint16_
 #endif
 }
 
-struct Float32Codec {
-  static constexpr std::size_t bytes(std::size_t n) { return 4 * n; }
-  static HWY_INLINE FloatVec load(FloatTag d, const std::uint8_t* from) {
-    return hn::LoadU(d, reinterpret_cast<const float*>(from));
-  }
-};
-
-struct Float16Codec {
-  static constexpr std::size_t bytes(std::size_t n) { return 2 * n; }
-  static HWY_INLINE FloatVec load(FloatTag d, const std::uint8_t* from) {
-    const hn::Rebind<std::uint16_t, FloatTag> d16;
-    return float16_to_float(d, hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(from)));
-  }
-};
-
-struct BFloat16Codec {
-  static constexpr std::size_t bytes(std::size_t n) { return 2 * n; }
-  static HWY_INLINE FloatVec load(FloatTag d, const std::uint8_t* from) {
-    const hn::Rebind<std::uint16_t, FloatTag> d16;
-    const hn::Rebind<std::uint32_t, FloatTag> d32;
-    const auto bits = hn::PromoteTo(d32, hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(from)));
-    return hn::BitCast(d, hn::ShiftLeft<16>(bits));
-  }
-};
-
-struct Int8Codec {
-  static constexpr std::size_t bytes(std::size_t n) { return n; }
-  static HWY_INLINE FloatVec load(FloatTag d, const std::uint8_t* from) {
-    const hn::Rebind<std::int8_t, FloatTag> d8;
-    const hn::Rebind<std::int32_t, FloatTag> d32;
-    return hn::ConvertTo(d, hn::PromoteTo(d32, hn::LoadU(d8, reinterpret_cast<const std::int8_t*>(from))));
-  }
-};
-
-// An e4m3 code moved into the fields of a float16 is the value times 2^-8, subnormals included, and float16 -> float32
-// does not mind flush-to-zero modes. The one NaN code becomes float16's.
-struct Float8Codec {
-  static constexpr std::size_t bytes(std::size_t n) { return n; }
-  static HWY_INLINE FloatVec load(FloatTag d, const std::uint8_t* from) {
-    const hn::Rebind<std::uint8_t, FloatTag> d8;
-    const hn::Rebind<std::uint16_t, FloatTag> d16;
-    const auto code = hn::PromoteTo(d16, hn::LoadU(d8, from));
-    const auto magnitude = hn::And(code, hn::Set(d16, std::uint16_t{0x7F}));
-    const auto sign = hn::ShiftLeft<8>(hn::And(code, hn::Set(d16, std::uint16_t{0x80})));
-    const auto is_nan = hn::Eq(magnitude, hn::Set(d16, std::uint16_t{0x7F}));
-    const auto bits = hn::IfThenElse(is_nan, hn::Set(d16, std::uint16_t{0x7E00}), hn::ShiftLeft<7>(magnitude));
-    return hn::Mul(float16_to_float(d, hn::Or(bits, sign)), hn::Set(d, 256.0f));
+// How keys that were transposed in units of whole bytes are decoded: `from` holds one unit of as many keys as a vector
+// has lanes, each of kUnitChannels channels.
+template <class Codec, std::size_t kBytes>
+struct WholeByteCodec {
+  static constexpr std::size_t kUnit = kBytes;
+  static constexpr std::size_t kUnitChannels = 1;
+  static HWY_INLINE void load_units(FloatTag d, const std::uint8_t* from, FloatVec (&to)[1]) {
+    to[0] = Codec::load(d, from);
   }
 };
 
@@ -92,21 +53,86 @@ HWY_INLINE hn::Vec<hn::Rebind<std::uint8_t, FloatTag>> load_nibbles(FloatTag, co
   return hn::BitCast(d8, hn::Or(low, high));
 }
 
-struct Int4Codec {
+template <class Codec>
+struct NibbleCodec {
+  static constexpr std::size_t kUnit = 1;
+  static constexpr std::size_t kUnitChannels = 2;
   static constexpr std::size_t bytes(std::size_t n) { return n / 2; }
   static HWY_INLINE FloatVec load(FloatTag d, const std::uint8_t* from) {
+    return Codec::decode(d, load_nibbles(d, from));
+  }
+  static HWY_INLINE void load_units(FloatTag d, const std::uint8_t* from, FloatVec (&to)[2]) {
+    const hn::Rebind<std::uint8_t, FloatTag> d8;
+    const auto pairs = hn::LoadU(d8, from);
+    to[0] = Codec::decode(d, hn::And(pairs, hn::Set(d8, std::uint8_t{0x0F})));
+    to[1] = Codec::decode(d, hn::ShiftRight<4>(pairs));
+  }
+};
+
+struct Float32Codec : WholeByteCodec<Float32Codec, 4> {
+  static constexpr std::size_t bytes(std::size_t n) { return 4 * n; }
+  static HWY_INLINE FloatVec load(FloatTag d, const std::uint8_t* from) {
+    return hn::LoadU(d, reinterpret_cast<const float*>(from));
+  }
+};
+
+struct Float16Codec : WholeByteCodec<Float16Codec, 2> {
+  static constexpr std::size_t bytes(std::size_t n) { return 2 * n; }
+  static HWY_INLINE FloatVec load(FloatTag d, const std::uint8_t* from) {
+    const hn::Rebind<std::uint16_t, FloatTag> d16;
+    return float16_to_float(d, hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(from)));
+  }
+};
+
+struct BFloat16Codec : WholeByteCodec<BFloat16Codec, 2> {
+  static constexpr std::size_t bytes(std::size_t n) { return 2 * n; }
+  static HWY_INLINE FloatVec load(FloatTag d, const std::uint8_t* from) {
+    const hn::Rebind<std::uint16_t, FloatTag> d16;
+    const hn::Rebind<std::uint32_t, FloatTag> d32;
+    const auto bits = hn::PromoteTo(d32, hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(from)));
+    return hn::BitCast(d, hn::ShiftLeft<16>(bits));
+  }
+};
+
+struct Int8Codec : WholeByteCodec<Int8Codec, 1> {
+  static constexpr std::size_t bytes(std::size_t n) { return n; }
+  static HWY_INLINE FloatVec load(FloatTag d, const std::uint8_t* from) {
+    const hn::Rebind<std::int8_t, FloatTag> d8;
     const hn::Rebind<std::int32_t, FloatTag> d32;
-    const auto biased = hn::PromoteTo(d32, load_nibbles(d, from));
-    return hn::ConvertTo(d, hn::Sub(biased, hn::Set(d32, 8)));
+    return hn::ConvertTo(d, hn::PromoteTo(d32, hn::LoadU(d8, reinterpret_cast<const std::int8_t*>(from))));
+  }
+};
+
+// An e4m3 code moved into the fields of a float16 is the value times 2^-8, subnormals included, and float16 -> float32
+// does not mind flush-to-zero modes. The one NaN code becomes float16's.
+struct Float8Codec : WholeByteCodec<Float8Codec, 1> {
+  static constexpr std::size_t bytes(std::size_t n) { return n; }
+  static HWY_INLINE FloatVec load(FloatTag d, const std::uint8_t* from) {
+    const hn::Rebind<std::uint8_t, FloatTag> d8;
+    const hn::Rebind<std::uint16_t, FloatTag> d16;
+    const auto code = hn::PromoteTo(d16, hn::LoadU(d8, from));
+    const auto magnitude = hn::And(code, hn::Set(d16, std::uint16_t{0x7F}));
+    const auto sign = hn::ShiftLeft<8>(hn::And(code, hn::Set(d16, std::uint16_t{0x80})));
+    const auto is_nan = hn::Eq(magnitude, hn::Set(d16, std::uint16_t{0x7F}));
+    const auto bits = hn::IfThenElse(is_nan, hn::Set(d16, std::uint16_t{0x7E00}), hn::ShiftLeft<7>(magnitude));
+    return hn::Mul(float16_to_float(d, hn::Or(bits, sign)), hn::Set(d, 256.0f));
+  }
+};
+
+using NibbleVec = hn::Vec<hn::Rebind<std::uint8_t, FloatTag>>;
+
+struct Int4Codec : NibbleCodec<Int4Codec> {
+  static HWY_INLINE FloatVec decode(FloatTag d, NibbleVec codes) {
+    const hn::Rebind<std::int32_t, FloatTag> d32;
+    return hn::ConvertTo(d, hn::Sub(hn::PromoteTo(d32, codes), hn::Set(d32, 8)));
   }
 };
 
 // As Float8Codec: an e2m1 code in the fields of a float16 is the value times 2^-14.
-struct Float4Codec {
-  static constexpr std::size_t bytes(std::size_t n) { return n / 2; }
-  static HWY_INLINE FloatVec load(FloatTag d, const std::uint8_t* from) {
+struct Float4Codec : NibbleCodec<Float4Codec> {
+  static HWY_INLINE FloatVec decode(FloatTag d, NibbleVec codes) {
     const hn::Rebind<std::uint16_t, FloatTag> d16;
-    const auto code = hn::PromoteTo(d16, load_nibbles(d, from));
+    const auto code = hn::PromoteTo(d16, codes);
     const auto magnitude = hn::ShiftLeft<9>(hn::And(code, hn::Set(d16, std::uint16_t{7})));
     const auto sign = hn::ShiftLeft<12>(hn::And(code, hn::Set(d16, std::uint16_t{8})));
     return hn::Mul(float16_to_float(d, hn::Or(magnitude, sign)), hn::Set(d, 16384.0f));

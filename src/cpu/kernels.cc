@@ -2,11 +2,13 @@
 // target. Highway is used header-only, without its dispatch: dispatch/ chooses among the tables below, and each is a
 // backend.
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "contract/visible.h"
 #include "cpu/encode.h"
@@ -30,6 +32,7 @@
 #include "cpu/math-inl.h"
 #include "cpu/codecs-inl.h"
 #include "cpu/tile-inl.h"
+#include "cpu/stream-inl.h"
 #include "cpu/prologue-inl.h"
 #include "cpu/attention-inl.h"
 // clang-format on

@@ -44,7 +44,7 @@ HWY_INLINE void normalise_and_rotate(const Problem& problem, const LaneScratch& 
   }
 }
 
-HWY_INLINE void load_queries(const Call& call, const Tile& tile, LaneScratch& scratch) {
+HWY_INLINE void load_head_queries(const Call& call, const Tile& tile, LaneScratch& scratch) {
   const Problem& problem = *call.problem;
   const std::int64_t group = problem.group_size();
   const std::int64_t width = problem.head_size;
@@ -59,6 +59,14 @@ HWY_INLINE void load_queries(const Call& call, const Tile& tile, LaneScratch& sc
       normalise_and_rotate(problem, scratch, to);
       for (std::int64_t c = 0; c < width; ++c) to[c] *= problem.scale * call.k_cache.scale_of(tile.kv_head, c, width);
     }
+  }
+}
+
+HWY_INLINE void load_queries(const Call& call, const Tile& tile, LaneScratch& scratch) {
+  const std::int64_t rows = tile.rows_per_head(call.problem->group_size());
+  for (std::int64_t h = 0; h < tile.head_count; ++h) {
+    LaneScratch head_scratch = scratch.from_row(*call.problem, h * rows);
+    load_head_queries(call, tile.head(h), head_scratch);
   }
 }
 

@@ -183,8 +183,11 @@ class Schedule {
         tile.token_begin = static_cast<std::int32_t>(begin);
         tile.token_end = static_cast<std::int32_t>(std::min(tokens, begin + step));
         find_chunks(tile);
-        for (std::int64_t head = 0; head < problem_.kv_num_heads; ++head) {
+        const std::int64_t rows = tile.rows_per_head(problem_.group_size());
+        const std::int64_t heads = streams(problem_, rows) ? std::min(streamed_heads_, kTileRows / rows) : 1;
+        for (std::int64_t head = 0; head < problem_.kv_num_heads; head += heads) {
           tile.kv_head = static_cast<std::int32_t>(head);
+          tile.head_count = static_cast<std::int32_t>(std::min(heads, problem_.kv_num_heads - head));
           visit(tile);
         }
       }
@@ -194,7 +197,12 @@ class Schedule {
   // Split tiles first in the list, whole ones after them.
   void list_tiles() noexcept {
     std::int64_t chunks = 0;
-    visit_tiles([&](const Tile& tile) { chunks += tile.chunk_end - tile.chunk_begin; });
+    while (true) {
+      chunks = 0;
+      visit_tiles([&](const Tile& tile) { chunks += tile.chunk_end - tile.chunk_begin; });
+      if (lanes_ == 1 || chunks >= 2 * lanes_ || streamed_heads_ == 1) break;
+      streamed_heads_ = (streamed_heads_ + 1) / 2;
+    }
     // A whole tile may take up to a quarter of a lane's share, so that the last ones to finish do not keep the others
     // waiting long.
     const std::int64_t whole_limit = lanes_ == 1 ? chunks : std::max<std::int64_t>(1, chunks / (4 * lanes_));
@@ -293,6 +301,7 @@ class Schedule {
   Carved carved_;
   std::int64_t tiles_ = 0, split_tiles_ = 0, split_items_ = 0;
   std::int64_t parity_ = 0;
+  std::int64_t streamed_heads_ = problem_.kv_num_heads;  // KV heads of a tile that streams, at most
 };
 
 }  // namespace

@@ -10,11 +10,14 @@ namespace hn = hwy::HWY_NAMESPACE;
 // transposed[c][k] = keys[k][c] for key_count keys (a multiple of 4) and width channels (a multiple of 4), by 4x4
 // blocks in 128-bit registers: half a shuffle an element, on the two ports that 128-bit shuffles have, is no slower
 // than 512-bit ones on one.
-HWY_INLINE void transpose_keys(const float* const* keys, std::int64_t key_count, std::int64_t width,
+HWY_INLINE void transpose_keys(const std::uint8_t* const* keys, std::int64_t key_count, std::int64_t width,
                                float* transposed) {
   const hn::Simd<float, 4, 0> d;
   for (std::int64_t k = 0; k < key_count; k += 4) {
-    const float *key0 = keys[k], *key1 = keys[k + 1], *key2 = keys[k + 2], *key3 = keys[k + 3];
+    const auto* key0 = reinterpret_cast<const float*>(keys[k]);
+    const auto* key1 = reinterpret_cast<const float*>(keys[k + 1]);
+    const auto* key2 = reinterpret_cast<const float*>(keys[k + 2]);
+    const auto* key3 = reinterpret_cast<const float*>(keys[k + 3]);
     float* to = transposed + k;
     for (std::int64_t c = 0; c < width; c += 4) {
       const auto r0 = hn::LoadU(d, key0 + c);
@@ -58,7 +61,7 @@ HWY_NOINLINE void score_block(const float* query, std::int64_t width, const floa
 // sums[r][c] += sum over keys k in [begin, end) of weights[r][k] * values[k][c], for kRows rows and kVectors vectors of
 // channels.
 template <int kRows, int kVectors>
-HWY_NOINLINE void value_block(const float* weights, const float* const* values, std::int64_t begin, std::int64_t end,
+HWY_NOINLINE void value_block(const float* weights, const std::uint8_t* const* values, std::int64_t begin, std::int64_t end,
                               std::int64_t column, std::int64_t sums_stride, float* sums) {
   const FloatTag d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
@@ -67,7 +70,7 @@ HWY_NOINLINE void value_block(const float* weights, const float* const* values, 
     for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::Load(d, sums + r * sums_stride + v * lanes);
   }
   for (std::int64_t k = begin; k < end; ++k) {
-    const float* from = values[k] + column;
+    const float* from = reinterpret_cast<const float*>(values[k]) + column;
     FloatVec value[kVectors];
     for (int v = 0; v < kVectors; ++v) value[v] = hn::LoadU(d, from + v * lanes);
     for (int r = 0; r < kRows; ++r) {
@@ -117,7 +120,7 @@ HWY_INLINE void score_tile(const float* query, std::int64_t rows, std::int64_t w
 }
 
 template <int kVectors>
-HWY_INLINE void value_rows(const float* weights, std::int64_t rows, const float* const* values, std::int64_t begin,
+HWY_INLINE void value_rows(const float* weights, std::int64_t rows, const std::uint8_t* const* values, std::int64_t begin,
                            std::int64_t end, std::int64_t column, std::int64_t stride, float* sums) {
   std::int64_t r = 0;
   for (; r + kBlockRows <= rows; r += kBlockRows) {
@@ -136,7 +139,7 @@ HWY_INLINE void value_rows(const float* weights, std::int64_t rows, const float*
 
 // sums += weights * values over keys [begin, end); stride = padded width of sums' rows, which every value row can be
 // read to.
-HWY_INLINE void accumulate_values(const float* weights, std::int64_t rows, const float* const* values,
+HWY_INLINE void accumulate_values(const float* weights, std::int64_t rows, const std::uint8_t* const* values,
                                   std::int64_t begin, std::int64_t end, std::int64_t stride, float* sums) {
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(FloatTag()));
   std::int64_t column = 0;
@@ -148,7 +151,7 @@ HWY_INLINE void accumulate_values(const float* weights, std::int64_t rows, const
 
 // The same sums in the same order, but keys of weight 0 are left out: 0 * infinity would be NaN. Slow; for tiles in
 // which some value is not finite.
-HWY_INLINE void accumulate_nonzero(const float* weights, std::int64_t rows, const float* const* values,
+HWY_INLINE void accumulate_nonzero(const float* weights, std::int64_t rows, const std::uint8_t* const* values,
                                    std::int64_t begin, std::int64_t end, std::int64_t stride, float* sums) {
   const FloatTag d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
@@ -156,8 +159,9 @@ HWY_INLINE void accumulate_nonzero(const float* weights, std::int64_t rows, cons
     for (std::int64_t k = begin; k < end; ++k) {
       if (weights[k] == 0.0f) continue;
       const FloatVec w = hn::Set(d, weights[k]);
+      const auto* value = reinterpret_cast<const float*>(values[k]);
       for (std::int64_t c = 0; c < stride; c += lanes) {
-        hn::Store(hn::MulAdd(w, hn::LoadU(d, values[k] + c), hn::Load(d, sums + c)), d, sums + c);
+        hn::Store(hn::MulAdd(w, hn::LoadU(d, value + c), hn::Load(d, sums + c)), d, sums + c);
       }
     }
   }

@@ -28,13 +28,28 @@ constexpr std::int64_t padded(std::int64_t n) noexcept {
   return (n + kPad - 1) / kPad * kPad;
 }
 
+// A tile of so few rows per KV head streams: it takes several heads, so that memory is read in its own order, and reads
+// the cache's rows directly (stream-inl.h), in whole pieces. With more rows, decoding a key once into floats is cheaper
+// than in registers for every four rows.
+inline constexpr std::int64_t kStreamRows = 8;
+inline constexpr std::int64_t kStreamChannels = 32;
+
+// Keys of all heads that are read before the next: 256 KiB of float32 rows of 8 heads of 128.
+inline constexpr std::int64_t kStreamKeys = 32;
+
+inline bool streams(const Problem& problem, std::int64_t rows_per_head) noexcept {
+  return rows_per_head <= kStreamRows && problem.head_size % kStreamChannels == 0 &&
+         problem.v_head_size % kStreamChannels == 0;
+}
+
 inline std::int64_t tokens_per_tile(const Problem& problem) noexcept {
   return std::max<std::int64_t>(1, kTileRows / problem.group_size());
 }
 
 // Upper bound of the rows in any tile of this problem.
 inline std::int64_t max_tile_rows(const Problem& problem) noexcept {
-  return problem.group_size() * std::min(tokens_per_tile(problem), std::max<std::int64_t>(1, problem.token_count));
+  const std::int64_t tokens = std::min(tokens_per_tile(problem), std::max<std::int64_t>(1, problem.token_count));
+  return std::max(problem.group_size() * tokens, std::min(kTileRows, problem.num_heads * tokens));
 }
 
 // Carves one block of floats into named arrays, or only measures it when data is nullptr.
@@ -66,6 +81,10 @@ struct SoftmaxState {
     state.maximum = arena.take(rows);
     state.weight = arena.take(rows);
     return state;
+  }
+
+  SoftmaxState from_row(const Problem& problem, std::int64_t first) const noexcept {
+    return {sums + first * padded(problem.v_head_size), maximum + first, weight + first};
   }
 };
 
@@ -104,16 +123,36 @@ struct LaneScratch {
     scratch.running = SoftmaxState::carve(arena, problem);
     return scratch;
   }
+
+  LaneScratch from_row(const Problem& problem, std::int64_t first) const noexcept {
+    LaneScratch part = *this;
+    part.query += first * problem.head_size;
+    part.scores += first * kTileKeys;
+    part.factors += first;
+    return part;
+  }
 };
 
-// Rows of one KV head that share their pass over the keys: tokens [token_begin, token_end) of a sequence, all query
-// heads of the group. Row r is token token_begin + r / group, head kv_head * group + r % group.
+// Rows that share their pass over the keys: tokens [token_begin, token_end) of a sequence, all query heads of head_count
+// KV heads (1 unless the tile streams). Of a tile of one KV head, row r is token token_begin + r / group, head
+// kv_head * group + r % group; the rows of more heads follow one another.
 struct Tile {
   std::int32_t sequence = 0;
-  std::int32_t kv_head = 0;
+  std::int32_t kv_head = 0, head_count = 1;
   std::int32_t token_begin = 0, token_end = 0;  // within the sequence's new tokens
   std::int32_t chunk_begin = 0, chunk_end = 0;  // chunks that some row sees
   std::int64_t first_item = 0;                  // split tiles: index of its first chunk in the list of items
+
+  std::int64_t rows_per_head(std::int64_t group) const noexcept { return (token_end - token_begin) * group; }
+  std::int64_t rows(std::int64_t group) const noexcept { return rows_per_head(group) * head_count; }
+
+  // The part of KV head kv_head + index.
+  Tile head(std::int64_t index) const noexcept {
+    Tile part = *this;
+    part.kv_head += static_cast<std::int32_t>(index);
+    part.head_count = 1;
+    return part;
+  }
 };
 
 }  // namespace octavo::cpu
