@@ -31,17 +31,6 @@ HWY_INLINE FloatVec float16_to_float(FloatTag d, hn::Vec<hn::Rebind<std::uint16_
 #endif
 }
 
-// How keys that were transposed in units of whole bytes are decoded: `from` holds one unit of as many keys as a vector
-// has lanes, each of kUnitChannels channels.
-template <class Codec, std::size_t kBytes>
-struct WholeByteCodec {
-  static constexpr std::size_t kUnit = kBytes;
-  static constexpr std::size_t kUnitChannels = 1;
-  static HWY_INLINE void load_units(FloatTag d, const std::uint8_t* from, FloatVec (&to)[1]) {
-    to[0] = Codec::load(d, from);
-  }
-};
-
 // The 4-bit codes of N lanes from N/2 bytes, one per byte: low nibble first.
 HWY_INLINE hn::Vec<hn::Rebind<std::uint8_t, FloatTag>> load_nibbles(FloatTag, const std::uint8_t* from) {
   const hn::Rebind<std::uint8_t, FloatTag> d8;
@@ -55,28 +44,20 @@ HWY_INLINE hn::Vec<hn::Rebind<std::uint8_t, FloatTag>> load_nibbles(FloatTag, co
 
 template <class Codec>
 struct NibbleCodec {
-  static constexpr std::size_t kUnit = 1;
-  static constexpr std::size_t kUnitChannels = 2;
   static constexpr std::size_t bytes(std::size_t n) { return n / 2; }
   static HWY_INLINE FloatVec load(FloatTag d, const std::uint8_t* from) {
     return Codec::decode(d, load_nibbles(d, from));
   }
-  static HWY_INLINE void load_units(FloatTag d, const std::uint8_t* from, FloatVec (&to)[2]) {
-    const hn::Rebind<std::uint8_t, FloatTag> d8;
-    const auto pairs = hn::LoadU(d8, from);
-    to[0] = Codec::decode(d, hn::And(pairs, hn::Set(d8, std::uint8_t{0x0F})));
-    to[1] = Codec::decode(d, hn::ShiftRight<4>(pairs));
-  }
 };
 
-struct Float32Codec : WholeByteCodec<Float32Codec, 4> {
+struct Float32Codec {
   static constexpr std::size_t bytes(std::size_t n) { return 4 * n; }
   static HWY_INLINE FloatVec load(FloatTag d, const std::uint8_t* from) {
     return hn::LoadU(d, reinterpret_cast<const float*>(from));
   }
 };
 
-struct Float16Codec : WholeByteCodec<Float16Codec, 2> {
+struct Float16Codec {
   static constexpr std::size_t bytes(std::size_t n) { return 2 * n; }
   static HWY_INLINE FloatVec load(FloatTag d, const std::uint8_t* from) {
     const hn::Rebind<std::uint16_t, FloatTag> d16;
@@ -84,7 +65,7 @@ struct Float16Codec : WholeByteCodec<Float16Codec, 2> {
   }
 };
 
-struct BFloat16Codec : WholeByteCodec<BFloat16Codec, 2> {
+struct BFloat16Codec {
   static constexpr std::size_t bytes(std::size_t n) { return 2 * n; }
   static HWY_INLINE FloatVec load(FloatTag d, const std::uint8_t* from) {
     const hn::Rebind<std::uint16_t, FloatTag> d16;
@@ -94,7 +75,7 @@ struct BFloat16Codec : WholeByteCodec<BFloat16Codec, 2> {
   }
 };
 
-struct Int8Codec : WholeByteCodec<Int8Codec, 1> {
+struct Int8Codec {
   static constexpr std::size_t bytes(std::size_t n) { return n; }
   static HWY_INLINE FloatVec load(FloatTag d, const std::uint8_t* from) {
     const hn::Rebind<std::int8_t, FloatTag> d8;
@@ -105,7 +86,7 @@ struct Int8Codec : WholeByteCodec<Int8Codec, 1> {
 
 // An e4m3 code moved into the fields of a float16 is the value times 2^-8, subnormals included, and float16 -> float32
 // does not mind flush-to-zero modes. The one NaN code becomes float16's.
-struct Float8Codec : WholeByteCodec<Float8Codec, 1> {
+struct Float8Codec {
   static constexpr std::size_t bytes(std::size_t n) { return n; }
   static HWY_INLINE FloatVec load(FloatTag d, const std::uint8_t* from) {
     const hn::Rebind<std::uint8_t, FloatTag> d8;

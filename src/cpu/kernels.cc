@@ -2,7 +2,6 @@
 // target. Highway is used header-only, without its dispatch: dispatch/ chooses among the tables below, and each is a
 // backend.
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>

@@ -1,25 +1,70 @@
 // The arithmetic of one tile: up to 64 keys against the rows of one KV head. Included once per target by kernels.cc.
-// Every (row, key) score and every (row, channel) sum is one accumulator walked in a fixed order, so a row's bits do
-// not depend on how many rows share the tile.
+// Every (row, key) score and every (row, channel) sum is made in a fixed order, so a row's bits do not depend on how
+// many rows share the tile.
 
 HWY_BEFORE_NAMESPACE();
 namespace octavo::cpu::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// transposed[c][k] = keys[k][c] for key_count keys (a multiple of 4) and width channels (a multiple of 4), by 4x4
-// blocks in 128-bit registers: half a shuffle an element, on the two ports that 128-bit shuffles have, is no slower
-// than 512-bit ones on one.
+// A score is the sum of as many chains as a vector has lanes: chain i takes channels i, i + lanes, ... in ascending
+// order. sum_lanes() adds the chains of vectors up, score_block() does the same with one chain after the other.
+inline constexpr std::int64_t kChains = hn::MaxLanes(FloatTag());
+using ScoreTag = hn::Simd<float, 4, 0>;
+
+// The sum of a vector's 128-bit blocks, upper half to lower half.
+template <class D>
+HWY_INLINE hn::Vec<ScoreTag> sum_blocks(D, hn::Vec<D> v) {
+  if constexpr (hn::MaxLanes(D()) == 4) {
+    return v;
+  } else {
+    const hn::Half<D> half;
+    return sum_blocks(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  }
+}
+
+// The sums of the lanes of four vectors: within each block (0 + 2) + (1 + 3), then of the blocks.
+HWY_INLINE hn::Vec<ScoreTag> sum_lanes(FloatVec a, FloatVec b, FloatVec c, FloatVec e) {
+  const FloatTag d;
+  const hn::Repartition<double, FloatTag> pairs;
+  const auto ab = hn::BitCast(pairs, hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b)));
+  const auto ce = hn::BitCast(pairs, hn::Add(hn::InterleaveLower(d, c, e), hn::InterleaveUpper(d, c, e)));
+  return sum_blocks(d, hn::Add(hn::BitCast(d, hn::InterleaveLower(pairs, ab, ce)),
+                               hn::BitCast(d, hn::InterleaveUpper(pairs, ab, ce))));
+}
+
+inline constexpr std::int64_t kEvenFirst[4] = {0, 2, 1, 3};
+
+// Where each chain's channels start when chains follow one another in the order in which score_block() needs them.
+struct ChainStarts {
+  std::int64_t start[kChains];
+
+  explicit ChainStarts(std::int64_t width) {
+    std::int64_t at = 0;
+    for (std::int64_t i = 0; i < kChains; ++i) {
+      const std::int64_t block = kChains == 16 ? kEvenFirst[i / 4] : i / 4;
+      const std::int64_t chain = 4 * block + kEvenFirst[i % 4];
+      start[chain] = at;
+      at += std::max<std::int64_t>(0, (width - chain + kChains - 1) / kChains);
+    }
+  }
+};
+
+// transposed[i][k] = keys[k][c] for key_count keys (a multiple of 4) and width channels (a multiple of 4), where c is
+// the i-th channel in the order of chains, by 4x4 blocks in 128-bit registers: half a shuffle an element, on the two
+// ports that 128-bit shuffles have, is no slower than 512-bit ones on one.
 HWY_INLINE void transpose_keys(const std::uint8_t* const* keys, std::int64_t key_count, std::int64_t width,
                                float* transposed) {
   const hn::Simd<float, 4, 0> d;
+  const ChainStarts starts(width);
   for (std::int64_t k = 0; k < key_count; k += 4) {
     const auto* key0 = reinterpret_cast<const float*>(keys[k]);
     const auto* key1 = reinterpret_cast<const float*>(keys[k + 1]);
     const auto* key2 = reinterpret_cast<const float*>(keys[k + 2]);
     const auto* key3 = reinterpret_cast<const float*>(keys[k + 3]);
-    float* to = transposed + k;
     for (std::int64_t c = 0; c < width; c += 4) {
+      const std::int64_t* start = starts.start + c % kChains;
+      float* to = transposed + c / kChains * kTileKeys + k;
       const auto r0 = hn::LoadU(d, key0 + c);
       const auto r1 = hn::LoadU(d, key1 + c);
       const auto r2 = hn::LoadU(d, key2 + c);
@@ -28,33 +73,73 @@ HWY_INLINE void transpose_keys(const std::uint8_t* const* keys, std::int64_t key
       const auto low23 = hn::InterleaveLower(d, r2, r3);
       const auto high01 = hn::InterleaveUpper(d, r0, r1);
       const auto high23 = hn::InterleaveUpper(d, r2, r3);
-      hn::StoreU(hn::ConcatLowerLower(d, low23, low01), d, to + (c + 0) * kTileKeys);
-      hn::StoreU(hn::ConcatUpperUpper(d, low23, low01), d, to + (c + 1) * kTileKeys);
-      hn::StoreU(hn::ConcatLowerLower(d, high23, high01), d, to + (c + 2) * kTileKeys);
-      hn::StoreU(hn::ConcatUpperUpper(d, high23, high01), d, to + (c + 3) * kTileKeys);
+      hn::StoreU(hn::ConcatLowerLower(d, low23, low01), d, to + start[0] * kTileKeys);
+      hn::StoreU(hn::ConcatUpperUpper(d, low23, low01), d, to + start[1] * kTileKeys);
+      hn::StoreU(hn::ConcatLowerLower(d, high23, high01), d, to + start[2] * kTileKeys);
+      hn::StoreU(hn::ConcatUpperUpper(d, high23, high01), d, to + start[3] * kTileKeys);
     }
   }
 }
 
-// scores[r][k] = sum over c of query[r][c] * transposed[c][k], for kRows rows and kVectors vectors of keys.
 template <int kRows, int kVectors>
-HWY_NOINLINE void score_block(const float* query, std::int64_t width, const float* transposed, float* scores) {
+HWY_INLINE void add_sums(const FloatVec (&from)[kRows][kVectors], FloatVec (&to)[kRows][kVectors]) {
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kVectors; ++v) to[r][v] = hn::Add(to[r][v], from[r][v]);
+  }
+}
+
+// The chain that starts at channel c. Returns where the next one lies in `transposed`.
+template <int kRows, int kVectors>
+HWY_INLINE const float* sum_chain(const float* query, std::int64_t width, std::int64_t c, const float* transposed,
+                                  FloatVec (&sum)[kRows][kVectors]) {
   const FloatTag d;
-  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  FloatVec sum[kRows][kVectors];
   for (int r = 0; r < kRows; ++r) {
     for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::Zero(d);
   }
-  for (std::int64_t c = 0; c < width; ++c) {
+  for (; c < width; c += kChains, transposed += kTileKeys) {
     FloatVec key[kVectors];
-    for (int v = 0; v < kVectors; ++v) key[v] = hn::Load(d, transposed + c * kTileKeys + v * lanes);
+    for (int v = 0; v < kVectors; ++v) key[v] = hn::Load(d, transposed + v * kChains);
     for (int r = 0; r < kRows; ++r) {
       const FloatVec q = hn::Set(d, query[r * width + c]);
       for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::MulAdd(q, key[v], sum[r][v]);
     }
   }
-  for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kVectors; ++v) hn::Store(sum[r][v], d, scores + r * kTileKeys + v * lanes);
+  return transposed;
+}
+
+// The four chains of a block of sum_lanes().
+template <int kRows, int kVectors>
+HWY_INLINE const float* sum_block_chains(const float* query, std::int64_t width, std::int64_t block,
+                                         const float* transposed, FloatVec (&sum)[kRows][kVectors]) {
+  FloatVec odd[kRows][kVectors], other[kRows][kVectors];
+  transposed = sum_chain(query, width, 4 * block, transposed, sum);
+  transposed = sum_chain(query, width, 4 * block + 2, transposed, other);
+  add_sums(other, sum);
+  transposed = sum_chain(query, width, 4 * block + 1, transposed, odd);
+  transposed = sum_chain(query, width, 4 * block + 3, transposed, other);
+  add_sums(other, odd);
+  add_sums(odd, sum);
+  return transposed;
+}
+
+// scores[r][k] = query[r] . key k, for kRows rows and kVectors vectors of keys.
+template <int kRows, int kVectors>
+HWY_NOINLINE void score_block(const float* query, std::int64_t width, const float* transposed, float* scores) {
+  FloatVec even[kRows][kVectors], first[kRows][kVectors];
+  for (std::int64_t i = 0; i < kChains / 4; ++i) {
+    FloatVec sum[kRows][kVectors];
+    transposed = sum_block_chains(query, width, kChains == 16 ? kEvenFirst[i] : i, transposed, sum);
+    if (i % 2 == 1) add_sums(first, sum);
+    if (i == 3) add_sums(even, sum);
+    for (int r = 0; r < kRows; ++r) {
+      for (int v = 0; v < kVectors; ++v) {
+        if (i + 1 == kChains / 4) {
+          hn::Store(sum[r][v], FloatTag(), scores + r * kTileKeys + v * kChains);
+        } else {
+          (i == 1 ? even : first)[r][v] = sum[r][v];
+        }
+      }
+    }
   }
 }
 
@@ -90,6 +175,8 @@ inline constexpr int kBlockVectors = 2;
 #else
 inline constexpr int kBlockVectors = 4;
 #endif
+inline constexpr int kScoreVectors = 2;  // half a block: the sums of other chains wait in registers
+inline constexpr int kScoreRows = kBlockVectors;  // against four keys at a time (stream-inl.h)
 
 template <int kVectors>
 HWY_INLINE void score_rows(const float* query, std::int64_t rows, std::int64_t width, const float* transposed,
@@ -113,8 +200,8 @@ HWY_INLINE void score_tile(const float* query, std::int64_t rows, std::int64_t w
                            std::int64_t key_count, float* scores) {
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(FloatTag()));
   std::int64_t k = 0;
-  for (; k + kBlockVectors * lanes <= key_count; k += kBlockVectors * lanes) {
-    score_rows<kBlockVectors>(query, rows, width, transposed + k, scores + k);
+  for (; k + kScoreVectors * lanes <= key_count; k += kScoreVectors * lanes) {
+    score_rows<kScoreVectors>(query, rows, width, transposed + k, scores + k);
   }
   for (; k < key_count; k += lanes) score_rows<1>(query, rows, width, transposed + k, scores + k);
 }
