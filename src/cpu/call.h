@@ -30,6 +30,12 @@ struct TokenRows {
   }
 };
 
+// What the number that a codec makes of a code is a multiple of (codecs-inl.h): a power of two, and so exact.
+constexpr float code_unit(CacheType type) noexcept {
+  if (type == CacheType::kFloat8E4M3FN) return 256.0f;
+  return type == CacheType::kFloat4E2M1 ? 16384.0f : 1.0f;
+}
+
 // A paged cache with any strides over block, slot and head.
 struct Cache {
   std::byte* data = nullptr;
@@ -41,9 +47,10 @@ struct Cache {
   std::byte* row(std::int64_t block, std::int64_t slot, std::int64_t head) const noexcept {
     return data + block * block_bytes + slot * slot_bytes + head * head_bytes;
   }
+  // Of decoded numbers.
   float scale_of(std::int64_t head, std::int64_t channel, std::int64_t head_size) const noexcept {
-    if (scale == nullptr) return 1.0f;
-    return per_channel ? scale[head * head_size + channel] : scale[0];
+    if (scale == nullptr) return code_unit(type);
+    return code_unit(type) * (per_channel ? scale[head * head_size + channel] : scale[0]);
   }
 };
 

@@ -1,5 +1,5 @@
-// Stored elements <-> float rows. A codec decodes codes without their scale, which the kernels fold into Q (for K) and
-// into the epilogue (for V). Included once per target by kernels.cc.
+// Stored elements <-> float rows. A codec decodes codes without their scale and in units of code_unit(), which the
+// kernels fold into Q (for K) and into the epilogue (for V). Included once per target by kernels.cc.
 
 HWY_BEFORE_NAMESPACE();
 namespace octavo::cpu::HWY_NAMESPACE {
@@ -37,9 +37,8 @@ HWY_INLINE hn::Vec<hn::Rebind<std::uint8_t, FloatTag>> load_nibbles(FloatTag, co
   const hn::Half<decltype(d8)> half8;
   const hn::Rebind<std::uint16_t, decltype(half8)> half16;
   const auto pairs = hn::PromoteTo(half16, hn::LoadU(half8, from));
-  const auto low = hn::And(pairs, hn::Set(half16, std::uint16_t{0x0F}));
-  const auto high = hn::ShiftLeft<4>(hn::And(pairs, hn::Set(half16, std::uint16_t{0xF0})));
-  return hn::BitCast(d8, hn::Or(low, high));
+  const auto low = hn::And(pairs, hn::Set(half16, std::uint16_t{0x000F}));
+  return hn::BitCast(d8, hn::OrAnd(low, hn::ShiftLeft<4>(pairs), hn::Set(half16, std::uint16_t{0x0F00})));
 }
 
 template <class Codec>
@@ -85,18 +84,18 @@ struct Int8Codec {
 };
 
 // An e4m3 code moved into the fields of a float16 is the value times 2^-8, subnormals included, and float16 -> float32
-// does not mind flush-to-zero modes. The one NaN code becomes float16's.
+// does not mind flush-to-zero modes. Of the NaN codes alone, the magnitude plus one reaches the exponent's highest bit,
+// which makes them float16's.
 struct Float8Codec {
   static constexpr std::size_t bytes(std::size_t n) { return n; }
   static HWY_INLINE FloatVec load(FloatTag d, const std::uint8_t* from) {
-    const hn::Rebind<std::uint8_t, FloatTag> d8;
-    const hn::Rebind<std::uint16_t, FloatTag> d16;
-    const auto code = hn::PromoteTo(d16, hn::LoadU(d8, from));
-    const auto magnitude = hn::And(code, hn::Set(d16, std::uint16_t{0x7F}));
-    const auto sign = hn::ShiftLeft<8>(hn::And(code, hn::Set(d16, std::uint16_t{0x80})));
-    const auto is_nan = hn::Eq(magnitude, hn::Set(d16, std::uint16_t{0x7F}));
-    const auto bits = hn::IfThenElse(is_nan, hn::Set(d16, std::uint16_t{0x7E00}), hn::ShiftLeft<7>(magnitude));
-    return hn::Mul(float16_to_float(d, hn::Or(bits, sign)), hn::Set(d, 256.0f));
+    const hn::Rebind<std::int8_t, FloatTag> d8;
+    const hn::Rebind<std::int16_t, FloatTag> d16;
+    const hn::RebindToUnsigned<decltype(d16)> du16;
+    const auto code = hn::BitCast(du16, hn::PromoteTo(d16, hn::LoadU(d8, reinterpret_cast<const std::int8_t*>(from))));
+    const auto number = hn::And(hn::ShiftLeft<7>(code), hn::Set(du16, std::uint16_t{0xBF80}));
+    const auto next = hn::Add(number, hn::Set(du16, std::uint16_t{0x0080}));
+    return float16_to_float(d, hn::OrAnd(number, next, hn::Set(du16, std::uint16_t{0x4000})));
   }
 };
 
@@ -115,8 +114,7 @@ struct Float4Codec : NibbleCodec<Float4Codec> {
     const hn::Rebind<std::uint16_t, FloatTag> d16;
     const auto code = hn::PromoteTo(d16, codes);
     const auto magnitude = hn::ShiftLeft<9>(hn::And(code, hn::Set(d16, std::uint16_t{7})));
-    const auto sign = hn::ShiftLeft<12>(hn::And(code, hn::Set(d16, std::uint16_t{8})));
-    return hn::Mul(float16_to_float(d, hn::Or(magnitude, sign)), hn::Set(d, 16384.0f));
+    return float16_to_float(d, hn::OrAnd(magnitude, hn::ShiftLeft<12>(code), hn::Set(d16, std::uint16_t{0x8000})));
   }
 };
 

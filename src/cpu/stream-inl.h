@@ -55,33 +55,36 @@ class LineStream {
   const std::uint8_t* end_ = nullptr;
 };
 
-// scores[r][k] = q[r] . key k for kRows rows and four keys.
+// scores[r][k] = q[r] . key k for kRows rows and kStreamKeys keys.
 template <class Codec, int kRows>
-HWY_NOINLINE void score_keys(const float* query, std::int64_t width, const std::uint8_t* const* keys, LineStream& ahead,
-                             float* scores) {
+HWY_NOINLINE void score_keys(const float* query, std::int64_t width, const std::uint8_t* const* keys,
+                             LineStream& ahead, float* scores) {
   const FloatTag d;
-  constexpr std::int64_t kLanes = hn::MaxLanes(FloatTag());
-  constexpr std::size_t kBytes = Codec::bytes(kLanes);
-  FloatVec sum[kRows][4];
-  for (int r = 0; r < kRows; ++r) {
-    for (int k = 0; k < 4; ++k) sum[r][k] = hn::Zero(d);
-  }
-  const std::uint8_t *key0 = keys[0], *key1 = keys[1], *key2 = keys[2], *key3 = keys[3];
-  for (std::int64_t c = 0; c < width; c += kLanes) {
-    ahead.fetch<(4 * kBytes + kLineBytes - 1) / kLineBytes>();
-    const FloatVec key[4] = {Codec::load(d, key0), Codec::load(d, key1), Codec::load(d, key2), Codec::load(d, key3)};
-    key0 += kBytes;
-    key1 += kBytes;
-    key2 += kBytes;
-    key3 += kBytes;
+  constexpr std::size_t kBytes = Codec::bytes(kChains);
+  LineStream lines = ahead;
+  for (std::int64_t k = 0; k < kStreamKeys; k += 4) {
+    FloatVec sum[kRows][4];
     for (int r = 0; r < kRows; ++r) {
-      const FloatVec q = hn::Load(d, query + r * width + c);
-      for (int k = 0; k < 4; ++k) sum[r][k] = hn::MulAdd(q, key[k], sum[r][k]);
+      for (int i = 0; i < 4; ++i) sum[r][i] = hn::Zero(d);
+    }
+    const std::uint8_t *key0 = keys[k], *key1 = keys[k + 1], *key2 = keys[k + 2], *key3 = keys[k + 3];
+    for (std::int64_t c = 0; c < width; c += kChains) {
+      lines.fetch<(4 * kBytes + kLineBytes - 1) / kLineBytes>();
+      const FloatVec key[4] = {Codec::load(d, key0), Codec::load(d, key1), Codec::load(d, key2), Codec::load(d, key3)};
+      key0 += kBytes;
+      key1 += kBytes;
+      key2 += kBytes;
+      key3 += kBytes;
+      for (int r = 0; r < kRows; ++r) {
+        const FloatVec q = hn::Load(d, query + r * width + c);
+        for (int i = 0; i < 4; ++i) sum[r][i] = hn::MulAdd(q, key[i], sum[r][i]);
+      }
+    }
+    for (int r = 0; r < kRows; ++r) {
+      hn::Store(sum_lanes(sum[r][0], sum[r][1], sum[r][2], sum[r][3]), ScoreTag(), scores + r * kTileKeys + k);
     }
   }
-  for (int r = 0; r < kRows; ++r) {
-    hn::StoreU(sum_lanes(sum[r][0], sum[r][1], sum[r][2], sum[r][3]), ScoreTag(), scores + r * kTileKeys);
-  }
+  ahead = lines;
 }
 
 // sums[r][c] += sum over keys k in [begin, end) of weights[r][k] * value k [c], for kRows rows and kVectors vectors of
@@ -98,8 +101,9 @@ HWY_NOINLINE void value_keys(const float* weights, const std::uint8_t* const* va
       sum[r][v] = hn::Load(d, sums + r * stride + column + v * static_cast<int>(kLanes));
     }
   }
+  LineStream lines = ahead;
   for (std::int64_t k = begin; k < end; ++k) {
-    ahead.fetch<(Codec::bytes(kVectors * kLanes) + kLineBytes - 1) / kLineBytes>();
+    lines.fetch<(Codec::bytes(kVectors * kLanes) + kLineBytes - 1) / kLineBytes>();
     const std::uint8_t* from = values[k] + offset;
     FloatVec value[kVectors];
     for (int v = 0; v < kVectors; ++v) {
@@ -110,6 +114,7 @@ HWY_NOINLINE void value_keys(const float* weights, const std::uint8_t* const* va
       for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::MulAdd(w, value[v], sum[r][v]);
     }
   }
+  ahead = lines;
   for (int r = 0; r < kRows; ++r) {
     for (int v = 0; v < kVectors; ++v) {
       hn::Store(sum[r][v], d, sums + r * stride + column + v * static_cast<int>(kLanes));
@@ -135,16 +140,12 @@ HWY_INLINE void value_keys_rows(const float* weights, const std::uint8_t* const*
 template <class Codec>
 void score_stream(const float* query, std::int64_t rows, std::int64_t width, const std::uint8_t* const* keys,
                   LineStream& ahead, float* scores) {
-  for (std::int64_t k = 0; k < kStreamKeys; k += 4) {
-    for (std::int64_t r = 0; r < rows; r += kScoreRows) {
-      const float* q = query + r * width;
-      float* to = scores + r * kTileKeys + k;
-      switch (std::min<std::int64_t>(rows - r, kScoreRows)) {
-        case 1: score_keys<Codec, 1>(q, width, keys + k, ahead, to); break;
-        case 2: score_keys<Codec, 2>(q, width, keys + k, ahead, to); break;
-        case 3: score_keys<Codec, std::min(3, kScoreRows)>(q, width, keys + k, ahead, to); break;
-        default: score_keys<Codec, kScoreRows>(q, width, keys + k, ahead, to); break;
-      }
+  for (std::int64_t r = 0; r < rows; r += kScoreRows, query += kScoreRows * width, scores += kScoreRows * kTileKeys) {
+    switch (std::min<std::int64_t>(rows - r, kScoreRows)) {
+      case 1: score_keys<Codec, 1>(query, width, keys, ahead, scores); break;
+      case 2: score_keys<Codec, 2>(query, width, keys, ahead, scores); break;
+      case 3: score_keys<Codec, std::min(3, kScoreRows)>(query, width, keys, ahead, scores); break;
+      default: score_keys<Codec, kScoreRows>(query, width, keys, ahead, scores); break;
     }
   }
 }
