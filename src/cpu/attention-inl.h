@@ -402,8 +402,11 @@ HWY_INLINE void finish_head(const Call& call, const Tile& tile, const SoftmaxSta
     const std::int64_t token = call.cumulative[tile.sequence] + tile.token_begin + r / group;
     const float* sums = state.sums + r * padded(width);
     const float factor = scratch.factors[r];
-    for (std::int64_t c = 0; c < width; ++c) {
-      scratch.row[c] = factor == 0.0f ? 0.0f : sums[c] * factor * v_cache.scale_of(tile.kv_head, c, problem.head_size);
+    if (factor == 0.0f) {
+      std::fill_n(scratch.row, width, 0.0f);
+    } else {
+      std::copy_n(sums, width, scratch.row);
+      v_cache.apply_scale(tile.kv_head, problem.head_size, factor, width, scratch.row);
     }
     encode_row(problem.element_type, scratch.row, width,
                call.output + (token * problem.num_heads + head) * width * element_bytes);

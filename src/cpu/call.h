@@ -47,10 +47,17 @@ struct Cache {
   std::byte* row(std::int64_t block, std::int64_t slot, std::int64_t head) const noexcept {
     return data + block * block_bytes + slot * slot_bytes + head * head_bytes;
   }
-  // Of decoded numbers.
-  float scale_of(std::int64_t head, std::int64_t channel, std::int64_t head_size) const noexcept {
-    if (scale == nullptr) return code_unit(type);
-    return code_unit(type) * (per_channel ? scale[head * head_size + channel] : scale[0]);
+  // x[c] *= factor * the scale of decoded numbers of a head's channel c.
+  void apply_scale(std::int64_t head, std::int64_t head_size, float factor, std::int64_t width,
+                   float* x) const noexcept {
+    factor *= code_unit(type);
+    if (per_channel) {
+      const float* of_channel = scale + head * head_size;
+      for (std::int64_t c = 0; c < width; ++c) x[c] *= factor * of_channel[c];
+    } else {
+      if (scale != nullptr) factor *= scale[0];
+      for (std::int64_t c = 0; c < width; ++c) x[c] *= factor;
+    }
   }
 };
 

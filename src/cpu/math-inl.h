@@ -8,11 +8,14 @@ namespace octavo::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // exp(x) for x <= 0, relative error below 3e-7. 0 below -87.3 (where the result would be subnormal) and for -inf; NaN
-// stays NaN. x = n ln2 + r with |r| <= ln2 / 2, then a degree-6 polynomial of r, then n is added to the exponent.
+// stays NaN. x = n ln2 + r with |r| <= ln2 / 2, then a degree-6 polynomial of r times 2^n. Adding 1.5 * 2^23 leaves n,
+// rounded, in the lowest bits.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V exp_nonpositive(D d, V x) {
   const hn::RebindToSigned<D> di;
-  const V n = hn::Round(hn::Mul(x, hn::Set(d, 1.44269504088896341f)));
+  const V magic = hn::Set(d, 12582912.0f);
+  const V shifted = hn::MulAdd(x, hn::Set(d, 1.44269504088896341f), magic);
+  const V n = hn::Sub(shifted, magic);
   V r = hn::NegMulAdd(n, hn::Set(d, 0.693145751953125f), x);
   r = hn::NegMulAdd(n, hn::Set(d, 1.42860682030941723e-6f), r);
   V p = hn::Set(d, 1.0f / 720.0f);
@@ -22,10 +25,9 @@ HWY_INLINE V exp_nonpositive(D d, V x) {
   p = hn::MulAdd(p, r, hn::Set(d, 0.5f));
   p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
   p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
-  const auto exponent = hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(di, n), hn::Set(di, 127)));
-  const V result = hn::Mul(p, hn::BitCast(d, exponent));
+  const auto power = hn::Add(hn::ShiftLeft<23>(hn::BitCast(di, shifted)), hn::Set(di, 127 << 23));
   // A NaN passes both: the comparison is false and p is NaN already.
-  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -87.3f)), result);
+  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -87.3f)), hn::Mul(p, hn::BitCast(d, power)));
 }
 
 // tanh(x), relative error below 5e-7: a polynomial near 0, where (1 - e) would cancel; (1 - e) / (1 + e), e =

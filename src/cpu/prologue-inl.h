@@ -57,7 +57,7 @@ HWY_INLINE void load_head_queries(const Call& call, const Tile& tile, LaneScratc
     for (std::int64_t h = 0; h < group; ++h, to += width) {
       decode(call.query.row(token, tile.kv_head * group + h), width, to);
       normalise_and_rotate(problem, scratch, to);
-      for (std::int64_t c = 0; c < width; ++c) to[c] *= problem.scale * call.k_cache.scale_of(tile.kv_head, c, width);
+      call.k_cache.apply_scale(tile.kv_head, width, problem.scale, width, to);
     }
   }
 }

@@ -19,7 +19,7 @@
 namespace octavo::cpu {
 namespace {
 
-constexpr std::int64_t kSlotsPerLane = 4;
+constexpr std::int64_t kSlotsPerLane = 8;
 
 // Below this many elements to store, starting lanes costs more than storing.
 constexpr std::int64_t kSerialStoreElements = 1 << 14;
@@ -76,21 +76,28 @@ class Schedule {
   }
 
  private:
-  // Runs body(lane, item) for all items, each on some lane; lanes draw items from a counter.
+  // Runs body(lane, item) for all items, each on some lane. A lane draws from a range of its own, in ascending order, so
+  // that it goes on where what it has prefetched lies, and then from the ranges of others.
   template <typename Body>
   void for_each(std::int64_t items, const Body& body) noexcept {
+    constexpr std::int64_t kMaxRanges = 64;
     struct Context {
       const Body* body;
-      std::int64_t items;
-      std::atomic<std::int64_t> next{0};
-    } context{&body, items};
+      std::int64_t items, ranges;
+      std::atomic<std::int64_t> drawn[kMaxRanges];
+    } context{&body, items, std::min({lanes_, items, kMaxRanges}), {}};
     const auto task = [](void* opaque, std::int64_t lane) {
       const DefaultFloatMode mode;
       auto& shared = *static_cast<Context*>(opaque);
-      while (true) {
-        const std::int64_t item = shared.next.fetch_add(1, std::memory_order_relaxed);
-        if (item >= shared.items) return;
-        (*shared.body)(lane, item);
+      for (std::int64_t i = 0; i < shared.ranges; ++i) {
+        const std::int64_t range = (lane + i) % shared.ranges;
+        const std::int64_t begin = range * shared.items / shared.ranges;
+        const std::int64_t end = (range + 1) * shared.items / shared.ranges;
+        while (true) {
+          const std::int64_t item = begin + shared.drawn[range].fetch_add(1, std::memory_order_relaxed);
+          if (item >= end) break;
+          (*shared.body)(lane, item);
+        }
       }
     };
     if (items == 0) return;

@@ -143,9 +143,9 @@ TEST(Threads, AnExecutorOtherThanThePlansIsSafe) {
   }
 }
 
-// A tile whose chunks lanes share out is folded wave by wave, four chunks a lane, and its state is carried from wave to
+// A tile whose chunks lanes share out is folded wave by wave, eight chunks a lane, and its state is carried from wave to
 // wave. Risk: a carry that is lost, taken from the wrong place, or finished too early. Neither shows before a tile
-// has more than four chunks of 1,024 keys a lane.
+// has more than eight chunks of 1,024 keys a lane.
 void expect_the_same_on_several_lanes(Case spec) {
   spec.num_heads = 4;
   spec.kv_num_heads = 1;
@@ -176,7 +176,7 @@ void expect_the_same_on_several_lanes(Case spec) {
 TEST(SplitTiles, OneTileOverManyWaves) {
   Case spec;
   spec.name = "plain";
-  spec.past = {44000};  // 43 chunks: in 6 waves of 8, 4 of 12, 3 of 20
+  spec.past = {44000};  // 43 chunks: in 3 waves of 16, 2 of 24, 2 of 40
   spec.added = {1};
   expect_the_same_on_several_lanes(spec);
 }
