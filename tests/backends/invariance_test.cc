@@ -156,7 +156,11 @@ void expect_the_same_on_several_lanes(Case spec) {
   probabilities.qk_output = 2;
   Case int8 = with_cache(spec, CacheType::kInt8, QuantType::kPerChannel, CacheType::kInt8, QuantType::kPerTensor);
   int8.name = "int8";
-  for (const Case& varied : {spec, probabilities, int8}) {
+  Case streamed = int8;  // a tile of the cpu_* backends takes both KV heads
+  streamed.name = "streamed";
+  streamed.kv_num_heads = 2;
+  streamed.head_size = 32;
+  for (const Case& varied : {spec, probabilities, int8, streamed}) {
     Call serial(varied), other(varied);
     const Call::Snapshot start = other.snapshot();
     for (const std::string& backend : accepting_backends(serial)) {
@@ -219,7 +223,7 @@ TEST(Pieces, LeaveTheSameCachesAndRightOutputs) {
 }
 
 // Prompts and speculative tokens whose bits the cpu_* backends promise whatever the pieces: every pair of float32 and
-// float16 tokens with caches of T and of int8, then what is computed per query.
+// float16 tokens with caches of T and of int8, the other cache types, then what is computed per query.
 std::vector<Case> promised_cases() {
   std::vector<Case> cases;
   for (const ElementType type : {ElementType::kFloat32, ElementType::kFloat16}) {
@@ -234,6 +238,15 @@ std::vector<Case> promised_cases() {
       cases.push_back(c);
     }
   }
+  for (const CacheType cache : {CacheType::kFloat8E4M3FN, CacheType::kInt4, CacheType::kFloat4E2M1}) {
+    Case c = with_cache(cases[0], cache, QuantType::kPerTensor, cache, QuantType::kPerChannel);
+    c.name = name(cache);
+    cases.push_back(c);
+  }
+  Case bfloat16 = cases[0];
+  bfloat16.name = "bfloat16";
+  bfloat16.type = ElementType::kBFloat16;
+  cases.push_back(bfloat16);
   Case windowed = cases[1];
   windowed.name = "windowed";
   windowed.window = 500;
