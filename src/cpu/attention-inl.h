@@ -36,14 +36,14 @@ HWY_INLINE std::uint64_t bit_range(std::int64_t begin, std::int64_t end) {
 struct KeyTile {
   std::int64_t base = 0;     // first position
   std::uint64_t mapped = 0;  // keys that some row sees and whose block is mapped: the only ones whose memory is read
-  std::uint64_t visible[kTileRows];  // per token: keys it sees
-  std::int64_t begin = 0, end = 0;   // hull of `mapped`
-  std::int64_t scored = 0;           // end, rounded up to whole vectors
+  std::uint64_t visible[kTileRows];     // per token: keys it sees
+  std::int64_t begin = 0, end = 0;      // hull of `mapped`
+  std::int64_t scored = 0;              // end, rounded up to whole vectors
   const std::uint8_t* keys[kTileKeys];  // rows of the cache; zeros for a key that is not mapped
   const std::uint8_t* values[kTileKeys];
 };
 
-// Finds the tile's live keys and their rows; every other key gets a row of zeros. False: nothing to attend to.
+// Finds the tile's live keys and their rows; every other key gets a row of zero bytes. False: nothing to attend to.
 HWY_INLINE bool find_keys(const Call& call, const Tile& tile, const TokenRanges& ranges, std::int64_t base,
                           const LaneScratch& scratch, KeyTile& keys) {
   const Problem& problem = *call.problem;
@@ -59,6 +59,7 @@ HWY_INLINE bool find_keys(const Call& call, const Tile& tile, const TokenRanges&
   for (std::int64_t k = 0; k < kTileKeys; ++k) keys.keys[k] = keys.values[k] = zeros;
 
   keys.mapped = 0;
+  keys.begin = keys.end = keys.scored = 0;
   std::uint64_t rest = seen;
   while (rest != 0) {
     // One block's share of the tile at a time: the block table is read for seen positions only.
@@ -74,9 +75,8 @@ HWY_INLINE bool find_keys(const Call& call, const Tile& tile, const TokenRanges&
       const std::int64_t k = std::countr_zero(bits);
       const std::int64_t slot = k - block_base;
       keys.keys[k] = reinterpret_cast<const std::uint8_t*>(call.k_cache.row(block, slot, tile.kv_head));
-      keys.values[k] = latent
-                           ? keys.keys[k]
-                           : reinterpret_cast<const std::uint8_t*>(call.v_cache.row(block, slot, tile.kv_head));
+      keys.values[k] =
+          latent ? keys.keys[k] : reinterpret_cast<const std::uint8_t*>(call.v_cache.row(block, slot, tile.kv_head));
     }
   }
   if (keys.mapped == 0) return false;
@@ -87,8 +87,8 @@ HWY_INLINE bool find_keys(const Call& call, const Tile& tile, const TokenRanges&
 }
 
 // A cache row of `width` channels as floats: decoded into `buffer`, or where it is.
-HWY_INLINE const std::uint8_t* decoded_row(DecodeRow decode, const std::uint8_t* row, std::int64_t width,
-                                           bool in_place, float* buffer) {
+HWY_INLINE const std::uint8_t* decoded_row(DecodeRow decode, const std::uint8_t* row, std::int64_t width, bool in_place,
+                                           float* buffer) {
   if (in_place && reinterpret_cast<std::uintptr_t>(row) % alignof(float) == 0) return row;
   decode(row, width, buffer);
   return reinterpret_cast<const std::uint8_t*>(buffer);
@@ -257,7 +257,8 @@ HWY_INLINE void attend_streamed(const Call& call, const Tile& tile, std::int64_t
   const StreamKernels key_kernels = stream_kernels(k_cache.type);
   const StreamKernels value_kernels = stream_kernels(v_cache.type);
   const auto lines_of_keys = [&](const KeyTile& keys) {
-    return LineStream(keys.keys, keys.mapped, tile.head_count, k_cache.head_bytes, key_kernels.row_bytes(problem.head_size));
+    return LineStream(keys.keys, keys.mapped, tile.head_count, k_cache.head_bytes,
+                      key_kernels.row_bytes(problem.head_size));
   };
   const auto lines_of_values = [&](const KeyTile& keys) {
     return LineStream(keys.values, keys.mapped, tile.head_count, v_cache.head_bytes,
@@ -285,12 +286,10 @@ HWY_INLINE void attend_streamed(const Call& call, const Tile& tile, std::int64_t
       }
     }
     values_ahead.fetch_rest();
-    if (keys.mapped != 0) {
-      for (std::int64_t h = 0; h < tile.head_count; ++h) {
-        LaneScratch head_scratch = scratch.from_row(problem, h * rows);
-        SoftmaxState head_state = state.from_row(problem, h * rows);
-        weigh_scores(call, tile.head(h), keys, head_scratch, head_state);
-      }
+    for (std::int64_t h = 0; h < tile.head_count && keys.mapped != 0; ++h) {
+      LaneScratch head_scratch = scratch.from_row(problem, h * rows);
+      SoftmaxState head_state = state.from_row(problem, h * rows);
+      weigh_scores(call, tile.head(h), keys, head_scratch, head_state);
     }
     LineStream keys_ahead = lines_of_keys(next);
     for (std::int64_t k = 0; k < keys.scored; k += kStreamKeys) {

@@ -76,8 +76,8 @@ class Schedule {
   }
 
  private:
-  // Runs body(lane, item) for all items, each on some lane. A lane draws from a range of its own, in ascending order, so
-  // that it goes on where what it has prefetched lies, and then from the ranges of others.
+  // Runs body(lane, item) for all items, each on some lane. A lane draws from a range of its own, in ascending order,
+  // so that it goes on where what it has prefetched lies, and then from the ranges of others.
   template <typename Body>
   void for_each(std::int64_t items, const Body& body) noexcept {
     constexpr std::int64_t kMaxRanges = 64;

@@ -57,8 +57,8 @@ class LineStream {
 
 // scores[r][k] = q[r] . key k for kRows rows and kStreamKeys keys.
 template <class Codec, int kRows>
-HWY_NOINLINE void score_keys(const float* query, std::int64_t width, const std::uint8_t* const* keys,
-                             LineStream& ahead, float* scores) {
+HWY_NOINLINE void score_keys(const float* query, std::int64_t width, const std::uint8_t* const* keys, LineStream& ahead,
+                             float* scores) {
   const FloatTag d;
   constexpr std::size_t kBytes = Codec::bytes(kChains);
   LineStream lines = ahead;
@@ -90,8 +90,9 @@ HWY_NOINLINE void score_keys(const float* query, std::int64_t width, const std::
 // sums[r][c] += sum over keys k in [begin, end) of weights[r][k] * value k [c], for kRows rows and kVectors vectors of
 // channels from `column` on.
 template <class Codec, int kRows, int kVectors>
-HWY_NOINLINE void value_keys(const float* weights, const std::uint8_t* const* values, std::int64_t begin, std::int64_t end,
-                               std::int64_t column, std::int64_t stride, LineStream& ahead, float* sums) {
+HWY_NOINLINE void value_keys(const float* weights, const std::uint8_t* const* values, std::int64_t begin,
+                             std::int64_t end, std::int64_t column, std::int64_t stride, LineStream& ahead,
+                             float* sums) {
   const FloatTag d;
   constexpr std::size_t kLanes = hn::MaxLanes(FloatTag());
   const std::size_t offset = Codec::bytes(static_cast<std::size_t>(column));
@@ -124,7 +125,7 @@ HWY_NOINLINE void value_keys(const float* weights, const std::uint8_t* const* va
 
 template <class Codec, int kRows>
 HWY_INLINE void value_keys_rows(const float* weights, const std::uint8_t* const* values, std::int64_t begin,
-                                  std::int64_t end, std::int64_t stride, LineStream& ahead, float* sums) {
+                                std::int64_t end, std::int64_t stride, LineStream& ahead, float* sums) {
   constexpr std::int64_t kLanes = hn::MaxLanes(FloatTag());
   constexpr std::int64_t kStep = kBlockVectors * kLanes;
   std::int64_t column = 0;

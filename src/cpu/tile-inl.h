@@ -146,8 +146,8 @@ HWY_NOINLINE void score_block(const float* query, std::int64_t width, const floa
 // sums[r][c] += sum over keys k in [begin, end) of weights[r][k] * values[k][c], for kRows rows and kVectors vectors of
 // channels.
 template <int kRows, int kVectors>
-HWY_NOINLINE void value_block(const float* weights, const std::uint8_t* const* values, std::int64_t begin, std::int64_t end,
-                              std::int64_t column, std::int64_t sums_stride, float* sums) {
+HWY_NOINLINE void value_block(const float* weights, const std::uint8_t* const* values, std::int64_t begin,
+                              std::int64_t end, std::int64_t column, std::int64_t sums_stride, float* sums) {
   const FloatTag d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   FloatVec sum[kRows][kVectors];
@@ -175,7 +175,7 @@ inline constexpr int kBlockVectors = 2;
 #else
 inline constexpr int kBlockVectors = 4;
 #endif
-inline constexpr int kScoreVectors = 2;  // half a block: the sums of other chains wait in registers
+inline constexpr int kScoreVectors = 2;           // half a block: the sums of other chains wait in registers
 inline constexpr int kScoreRows = kBlockVectors;  // against four keys at a time (stream-inl.h)
 
 template <int kVectors>
@@ -207,8 +207,9 @@ HWY_INLINE void score_tile(const float* query, std::int64_t rows, std::int64_t w
 }
 
 template <int kVectors>
-HWY_INLINE void value_rows(const float* weights, std::int64_t rows, const std::uint8_t* const* values, std::int64_t begin,
-                           std::int64_t end, std::int64_t column, std::int64_t stride, float* sums) {
+HWY_INLINE void value_rows(const float* weights, std::int64_t rows, const std::uint8_t* const* values,
+                           std::int64_t begin, std::int64_t end, std::int64_t column, std::int64_t stride,
+                           float* sums) {
   std::int64_t r = 0;
   for (; r + kBlockRows <= rows; r += kBlockRows) {
     value_block<kBlockRows, kVectors>(weights + r * kTileKeys, values, begin, end, column, stride,

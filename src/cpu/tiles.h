@@ -133,9 +133,9 @@ struct LaneScratch {
   }
 };
 
-// Rows that share their pass over the keys: tokens [token_begin, token_end) of a sequence, all query heads of head_count
-// KV heads (1 unless the tile streams). Of a tile of one KV head, row r is token token_begin + r / group, head
-// kv_head * group + r % group; the rows of more heads follow one another.
+// Rows that share their pass over the keys: tokens [token_begin, token_end) of a sequence, all query heads of
+// head_count KV heads (1 unless the tile streams). Of a tile of one KV head, row r is token token_begin + r / group,
+// head kv_head * group + r % group; the rows of more heads follow one another.
 struct Tile {
   std::int32_t sequence = 0;
   std::int32_t kv_head = 0, head_count = 1;

@@ -143,8 +143,8 @@ TEST(Threads, AnExecutorOtherThanThePlansIsSafe) {
   }
 }
 
-// A tile whose chunks lanes share out is folded wave by wave, eight chunks a lane, and its state is carried from wave to
-// wave. Risk: a carry that is lost, taken from the wrong place, or finished too early. Neither shows before a tile
+// A tile whose chunks lanes share out is folded wave by wave, eight chunks a lane, and its state is carried from wave
+// to wave. Risk: a carry that is lost, taken from the wrong place, or finished too early. Neither shows before a tile
 // has more than eight chunks of 1,024 keys a lane.
 void expect_the_same_on_several_lanes(Case spec) {
   spec.num_heads = 4;

@@ -221,6 +221,25 @@ TEST(Layout, TheOrderOfTheCacheAndTheIndexTypeChangeNoBit) {
   }
 }
 
+// Nothing is loaded for such keys: what an earlier tile of keys left must not be taken for theirs.
+TEST(Unmapped, StretchesOfBlocksAddNothing) {
+  std::vector<Case> cases = varied_cases();
+  Case& int4 = cases.emplace_back();  // whose zero bytes are not zeros
+  int4.head_size = 32;
+  int4 = with_cache(int4, CacheType::kInt4, QuantType::kPerTensor, CacheType::kInt4, QuantType::kPerTensor);
+  for (Case spec : cases) {
+    spec.past = {400, 700};
+    spec.added = {1, 2};
+    spec.window = -1;
+    Call call(spec);
+    for (std::int64_t position = 120; position < 330; position += spec.block_size) {
+      call.set_table(0, position / spec.block_size, -1);
+      call.set_table(1, position / spec.block_size + 4, -1);
+    }
+    for (const std::string& backend : accepting_backends(call)) EXPECT_TRUE(judge(call, {.backend = backend}));
+  }
+}
+
 TEST(Lse, PartsMergeToTheWhole) {
   // Attention over the first pages and over the rest, merged by their LSE, is attention over all; the sink joins once.
   Case spec;
