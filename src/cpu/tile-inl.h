@@ -286,28 +286,36 @@ HWY_INLINE void scale_by(float a, std::int64_t count, float* to) {
   for (std::int64_t i = 0; i < count; i += lanes) hn::Store(hn::Mul(hn::Set(d, a), hn::Load(d, to + i)), d, to + i);
 }
 
+// The largest of `key_count` scores after those that are not visible, a bit per key, have become -infinity.
+HWY_INLINE float mask_scores(float* scores, std::int64_t key_count, std::uint64_t visible) {
+  const FloatTag d;
+  const FloatVec excluded = hn::Set(d, -std::numeric_limits<float>::infinity());
+  FloatVec highest = excluded;
+  if (static_cast<std::int64_t>(std::countr_one(visible)) >= key_count) {
+    for (std::int64_t k = 0; k < key_count; k += kChains) highest = hn::Max(highest, hn::Load(d, scores + k));
+  } else {
+    for (std::int64_t k = 0; k < key_count; k += kChains) {
+      const std::uint64_t bits = visible >> k;
+      const auto mask = hn::LoadMaskBits(d, reinterpret_cast<const std::uint8_t*>(&bits));
+      const FloatVec s = hn::IfThenElse(mask, hn::Load(d, scores + k), excluded);
+      hn::Store(s, d, scores + k);
+      highest = hn::Max(highest, s);
+    }
+  }
+  return hn::GetLane(hn::MaxOfLanes(d, highest));
+}
+
 // One row of a tile: scores become exp(score - maximum), with the state's maximum and weight brought up to date.
 // `visible` has a bit per key. Returns what the row's sums so far must be multiplied by.
 HWY_INLINE float softmax_row(float* scores, std::int64_t key_count, std::uint64_t visible, float& maximum,
                              float& weight) {
   const FloatTag d;
-  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  const FloatVec excluded = hn::Set(d, -std::numeric_limits<float>::infinity());
-  FloatVec highest = excluded;
-  for (std::int64_t k = 0; k < key_count; k += lanes) {
-    const std::uint64_t bits = visible >> k;
-    const auto mask = hn::LoadMaskBits(d, reinterpret_cast<const std::uint8_t*>(&bits));
-    const FloatVec s = hn::IfThenElse(mask, hn::Load(d, scores + k), excluded);
-    hn::Store(s, d, scores + k);
-    highest = hn::Max(highest, s);
-  }
-  const float tile_maximum = hn::GetLane(hn::MaxOfLanes(d, highest));
   const float before = maximum;
-  maximum = std::max(before, tile_maximum);
+  maximum = std::max(before, mask_scores(scores, key_count, visible));
   // With nothing attended yet, any finite reference keeps exp(-inf - reference) at 0 and lets a NaN score through.
   const float reference = maximum == -std::numeric_limits<float>::infinity() ? 0.0f : maximum;
   FloatVec total = hn::Zero(d);
-  for (std::int64_t k = 0; k < key_count; k += lanes) {
+  for (std::int64_t k = 0; k < key_count; k += kChains) {
     const FloatVec p = exp_nonpositive(d, hn::Sub(hn::Load(d, scores + k), hn::Set(d, reference)));
     hn::Store(p, d, scores + k);
     total = hn::Add(total, p);
