@@ -30,7 +30,7 @@ struct TokenRows {
   }
 };
 
-// What the number that a codec makes of a code is a multiple of (codecs-inl.h): a power of two, and so exact.
+// The value of a decoded 1 (codecs-inl.h): a power of two, so that it goes into a scale without an error.
 constexpr float code_unit(CacheType type) noexcept {
   if (type == CacheType::kFloat8E4M3FN) return 256.0f;
   return type == CacheType::kFloat4E2M1 ? 16384.0f : 1.0f;

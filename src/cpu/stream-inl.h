@@ -94,21 +94,21 @@ HWY_NOINLINE void value_keys(const float* weights, const std::uint8_t* const* va
                              std::int64_t end, std::int64_t column, std::int64_t stride, LineStream& ahead,
                              float* sums) {
   const FloatTag d;
-  constexpr std::size_t kLanes = hn::MaxLanes(FloatTag());
   const std::size_t offset = Codec::bytes(static_cast<std::size_t>(column));
+  sums += column;
   FloatVec sum[kRows][kVectors];
   for (int r = 0; r < kRows; ++r) {
     for (int v = 0; v < kVectors; ++v) {
-      sum[r][v] = hn::Load(d, sums + r * stride + column + v * static_cast<int>(kLanes));
+      sum[r][v] = hn::Load(d, sums + r * stride + v * kChains);
     }
   }
   LineStream lines = ahead;
   for (std::int64_t k = begin; k < end; ++k) {
-    lines.fetch<(Codec::bytes(kVectors * kLanes) + kLineBytes - 1) / kLineBytes>();
+    lines.fetch<(Codec::bytes(kVectors * kChains) + kLineBytes - 1) / kLineBytes>();
     const std::uint8_t* from = values[k] + offset;
     FloatVec value[kVectors];
     for (int v = 0; v < kVectors; ++v) {
-      value[v] = Codec::load(d, from + Codec::bytes(static_cast<std::size_t>(v) * kLanes));
+      value[v] = Codec::load(d, from + Codec::bytes(static_cast<std::size_t>(v) * kChains));
     }
     for (int r = 0; r < kRows; ++r) {
       const FloatVec w = hn::Set(d, weights[r * kTileKeys + k]);
@@ -118,7 +118,7 @@ HWY_NOINLINE void value_keys(const float* weights, const std::uint8_t* const* va
   ahead = lines;
   for (int r = 0; r < kRows; ++r) {
     for (int v = 0; v < kVectors; ++v) {
-      hn::Store(sum[r][v], d, sums + r * stride + column + v * static_cast<int>(kLanes));
+      hn::Store(sum[r][v], d, sums + r * stride + v * kChains);
     }
   }
 }
@@ -126,13 +126,12 @@ HWY_NOINLINE void value_keys(const float* weights, const std::uint8_t* const* va
 template <class Codec, int kRows>
 HWY_INLINE void value_keys_rows(const float* weights, const std::uint8_t* const* values, std::int64_t begin,
                                 std::int64_t end, std::int64_t stride, LineStream& ahead, float* sums) {
-  constexpr std::int64_t kLanes = hn::MaxLanes(FloatTag());
-  constexpr std::int64_t kStep = kBlockVectors * kLanes;
+  constexpr std::int64_t kStep = kBlockVectors * kChains;
   std::int64_t column = 0;
   for (; column + kStep <= stride; column += kStep) {
     value_keys<Codec, kRows, kBlockVectors>(weights, values, begin, end, column, stride, ahead, sums);
   }
-  for (; column < stride; column += kLanes) {
+  for (; column < stride; column += kChains) {
     value_keys<Codec, kRows, 1>(weights, values, begin, end, column, stride, ahead, sums);
   }
 }
