@@ -38,7 +38,8 @@ class LineStream {
   bool next_row() {
     if (tokens_ == 0) return false;
     const std::uint8_t* row = rows_[std::countr_zero(tokens_)] + head_ * head_bytes_;
-    line_ = row - reinterpret_cast<std::uintptr_t>(row) % kLineBytes;
+    // Where the row before ends here, the line that they share has been fetched.
+    if (row != end_ || line_ >= row + row_bytes_) line_ = row - reinterpret_cast<std::uintptr_t>(row) % kLineBytes;
     end_ = row + row_bytes_;
     if (++head_ == heads_) {
       head_ = 0;
