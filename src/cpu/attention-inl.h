@@ -226,23 +226,23 @@ HWY_INLINE void attend_decoded(const Call& call, const Tile& tile, std::int64_t 
   }
 }
 
-// The rows of kStreamKeys keys, of one KV head after the other.
+// The rows of a tile's keys or values, of one KV head after the other.
 class HeadRows {
  public:
   HeadRows(const std::uint8_t* const* rows, std::uint64_t mapped, std::int64_t head_bytes) {
-    for (std::int64_t k = 0; k < kStreamKeys; ++k) {
+    for (std::int64_t k = 0; k < kTileKeys; ++k) {
       rows_[k] = rows[k];
       steps_[k] = (mapped >> k & 1) != 0 ? head_bytes : 0;
     }
   }
   const std::uint8_t* const* rows() const { return rows_; }
   void next_head() {
-    for (std::int64_t k = 0; k < kStreamKeys; ++k) rows_[k] += steps_[k];
+    for (std::int64_t k = 0; k < kTileKeys; ++k) rows_[k] += steps_[k];
   }
 
  private:
-  const std::uint8_t* rows_[kStreamKeys];
-  std::int64_t steps_[kStreamKeys];
+  const std::uint8_t* rows_[kTileKeys];
+  std::int64_t steps_[kTileKeys];
 };
 
 // All KV heads of a tile of few rows. While keys are used, their values are fetched; while these are, the next keys.
@@ -278,12 +278,10 @@ HWY_INLINE void attend_streamed(const Call& call, const Tile& tile, std::int64_t
     KeyTile& next = tiles[at ^ 1];
     find_keys(call, tile, ranges, base + kTileKeys, scratch, next);
     LineStream values_ahead = lines_of_values(keys);
-    for (std::int64_t k = 0; k < keys.scored; k += kStreamKeys) {
-      HeadRows cached(keys.keys + k, keys.mapped >> k, k_cache.head_bytes);
-      for (std::int64_t h = 0; h < tile.head_count; ++h, cached.next_head()) {
-        key_kernels.score(scratch.query + h * rows * problem.head_size, rows, problem.head_size, cached.rows(),
-                          values_ahead, scratch.scores + h * rows * kTileKeys + k);
-      }
+    HeadRows key_rows(keys.keys, keys.mapped, k_cache.head_bytes);
+    for (std::int64_t h = 0; h < tile.head_count; ++h, key_rows.next_head()) {
+      key_kernels.score(scratch.query + h * rows * problem.head_size, rows, problem.head_size, key_rows.rows(),
+                        keys.scored, values_ahead, scratch.scores + h * rows * kTileKeys);
     }
     values_ahead.fetch_rest();
     for (std::int64_t h = 0; h < tile.head_count && keys.mapped != 0; ++h) {
@@ -292,14 +290,10 @@ HWY_INLINE void attend_streamed(const Call& call, const Tile& tile, std::int64_t
       weigh_scores(call, tile.head(h), keys, head_scratch, head_state);
     }
     LineStream keys_ahead = lines_of_keys(next);
-    for (std::int64_t k = 0; k < keys.scored; k += kStreamKeys) {
-      HeadRows cached(keys.values + k, keys.mapped >> k, v_cache.head_bytes);
-      const std::int64_t begin = std::max<std::int64_t>(keys.begin - k, 0);
-      const std::int64_t end = std::min(keys.end - k, kStreamKeys);
-      for (std::int64_t h = 0; h < tile.head_count; ++h, cached.next_head()) {
-        value_kernels.accumulate(scratch.scores + h * rows * kTileKeys + k, rows, cached.rows(), begin, end, stride,
-                                 keys_ahead, state.sums + h * rows * stride);
-      }
+    HeadRows value_rows(keys.values, keys.mapped, v_cache.head_bytes);
+    for (std::int64_t h = 0; h < tile.head_count; ++h, value_rows.next_head()) {
+      value_kernels.accumulate(scratch.scores + h * rows * kTileKeys, rows, value_rows.rows(), keys.begin, keys.end,
+                               stride, keys_ahead, state.sums + h * rows * stride);
     }
     keys_ahead.fetch_rest();
   }

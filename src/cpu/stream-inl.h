@@ -56,14 +56,14 @@ class LineStream {
   const std::uint8_t* end_ = nullptr;
 };
 
-// scores[r][k] = q[r] . key k for kRows rows and kStreamKeys keys.
+// scores[r][k] = q[r] . key k for kRows rows and `count` keys, a multiple of four.
 template <class Codec, int kRows>
-HWY_NOINLINE void score_keys(const float* query, std::int64_t width, const std::uint8_t* const* keys, LineStream& ahead,
-                             float* scores) {
+HWY_NOINLINE void score_keys(const float* query, std::int64_t width, const std::uint8_t* const* keys,
+                             std::int64_t count, LineStream& ahead, float* scores) {
   const FloatTag d;
   constexpr std::size_t kBytes = Codec::bytes(kChains);
   LineStream lines = ahead;
-  for (std::int64_t k = 0; k < kStreamKeys; k += 4) {
+  for (std::int64_t k = 0; k < count; k += 4) {
     FloatVec sum[kRows][4];
     for (int r = 0; r < kRows; ++r) {
       for (int i = 0; i < 4; ++i) sum[r][i] = hn::Zero(d);
@@ -137,16 +137,16 @@ HWY_INLINE void value_keys_rows(const float* weights, const std::uint8_t* const*
   }
 }
 
-// scores[r][k] = q[r] . key k for kStreamKeys keys and the rows of one KV head.
+// scores[r][k] = q[r] . key k for `count` keys and the rows of one KV head.
 template <class Codec>
 void score_stream(const float* query, std::int64_t rows, std::int64_t width, const std::uint8_t* const* keys,
-                  LineStream& ahead, float* scores) {
+                  std::int64_t count, LineStream& ahead, float* scores) {
   for (std::int64_t r = 0; r < rows; r += kScoreRows, query += kScoreRows * width, scores += kScoreRows * kTileKeys) {
     switch (std::min<std::int64_t>(rows - r, kScoreRows)) {
-      case 1: score_keys<Codec, 1>(query, width, keys, ahead, scores); break;
-      case 2: score_keys<Codec, 2>(query, width, keys, ahead, scores); break;
-      case 3: score_keys<Codec, std::min(3, kScoreRows)>(query, width, keys, ahead, scores); break;
-      default: score_keys<Codec, kScoreRows>(query, width, keys, ahead, scores); break;
+      case 1: score_keys<Codec, 1>(query, width, keys, count, ahead, scores); break;
+      case 2: score_keys<Codec, 2>(query, width, keys, count, ahead, scores); break;
+      case 3: score_keys<Codec, std::min(3, kScoreRows)>(query, width, keys, count, ahead, scores); break;
+      default: score_keys<Codec, kScoreRows>(query, width, keys, count, ahead, scores); break;
     }
   }
 }
@@ -167,7 +167,7 @@ void accumulate_stream(const float* weights, std::int64_t rows, const std::uint8
 
 struct StreamKernels {
   void (*score)(const float* query, std::int64_t rows, std::int64_t width, const std::uint8_t* const* keys,
-                LineStream& ahead, float* scores);
+                std::int64_t count, LineStream& ahead, float* scores);
   void (*accumulate)(const float* weights, std::int64_t rows, const std::uint8_t* const* values, std::int64_t begin,
                      std::int64_t end, std::int64_t stride, LineStream& ahead, float* sums);
   std::int64_t (*row_bytes)(std::int64_t channels);

@@ -34,9 +34,6 @@ constexpr std::int64_t padded(std::int64_t n) noexcept {
 inline constexpr std::int64_t kStreamRows = 8;
 inline constexpr std::int64_t kStreamChannels = 32;
 
-// Keys of all heads that are read before the next: 256 KiB of float32 rows of 8 heads of 128.
-inline constexpr std::int64_t kStreamKeys = 32;
-
 inline bool streams(const Problem& problem, std::int64_t rows_per_head) noexcept {
   return rows_per_head <= kStreamRows && problem.head_size % kStreamChannels == 0 &&
          problem.v_head_size % kStreamChannels == 0;
