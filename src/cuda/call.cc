@@ -41,24 +41,6 @@ Indices make_indices(const TensorView& view) {
   return {view.data, view.type == ElementType::kInt64};
 }
 
-// Hands out pieces of the workspace, each at a multiple of its alignment; only counts when there is none.
-class Carver {
- public:
-  explicit Carver(void* data) : data_(static_cast<std::byte*>(data)) {}
-  template <typename T>
-  T* take(std::int64_t count) {
-    used_ = (used_ + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
-    std::byte* taken = data_ == nullptr ? nullptr : data_ + used_;
-    used_ += static_cast<std::size_t>(count) * sizeof(T);
-    return reinterpret_cast<T*>(taken);
-  }
-  std::size_t used() const { return used_; }
-
- private:
-  std::byte* data_;
-  std::size_t used_ = 0;
-};
-
 // Blocks that share out the keys of one row. Probabilities need the whole row's maximum in a second pass: never split.
 std::int64_t chunk_count(const Problem& problem) {
   if (problem.qk_output == QkOutput::kProbabilities) return 1;
@@ -67,8 +49,7 @@ std::int64_t chunk_count(const Problem& problem) {
 
 }  // namespace
 
-std::size_t carve(const Problem& problem, void* data, Scratch& scratch) noexcept {
-  Carver carver(data);
+std::size_t carve(const Problem& problem, Carver& carver, Scratch& scratch) noexcept {
   scratch.chunks = static_cast<std::int32_t>(chunk_count(problem));
   scratch.records = carver.take<SequenceRecord>(problem.batch_size + 1);
   if (scratch.chunks > 1) {

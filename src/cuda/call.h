@@ -33,16 +33,20 @@ OCTAVO_HOST_DEVICE inline std::int64_t chunk_keys(std::int64_t kv_length) {
   return keys;
 }
 
-// What the schedule kernel leaves for the others: one record per sequence, one more behind the last.
-struct SequenceRecord {
-  std::int32_t start;       // first token; never below the record before it, whatever the input holds
+// A sequence's part of the call.
+struct SequenceSpan {
+  std::int32_t start;       // first token; never below the one before it, whatever the input holds
   std::int32_t new_tokens;  // 0 for a sequence whose lengths or positions break the contract
   std::int32_t past;
+
+  OCTAVO_HOST_DEVICE std::int32_t kv_length() const { return past + new_tokens; }
+};
+
+// What the schedule kernel leaves for the others: one record per sequence, one more behind the last.
+struct SequenceRecord : SequenceSpan {
   std::int32_t tile_begin;   // row tiles of the sequences before it, per KV head
   std::int32_t split_begin;  // tokens of the split sequences before it
   std::int32_t rejected;     // a query position is out of range
-
-  OCTAVO_HOST_DEVICE std::int32_t kv_length() const { return past + new_tokens; }
 };
 
 // int32 or int64 ids behind one accessor.
@@ -87,11 +91,15 @@ struct Cache {
 
 // The workspace, carved.
 struct Scratch {
-  SequenceRecord* records = nullptr;  // [batch_size + 1]
+  SequenceRecord* records = nullptr;  // [batch_size + 1]; nullptr: no schedule kernel, kernels make their own
   float* sums = nullptr;              // [split tokens][num_heads][chunks][v_head_size], relative to the chunk's maximum
   float2* states = nullptr;           // [split tokens][num_heads][chunks]: maximum, weight
   std::int32_t chunks = 1;            // blocks that share out the keys of a split row; 1: nothing is split
   std::int32_t tile_rows = 16;        // rows of a tile (general/tuning.h)
+  std::int32_t decode_tokens = 0;     // sequences of at most this many new tokens are another kernel's (decode/)
+  std::uint32_t* counters = nullptr;  // words that the first kernel sets to zero
+  std::int32_t counter_count = 0;
+  bool overlaps = false;  // the device starts kernels before the one ahead has ended (device/overlap.cuh)
 };
 
 struct Call {
@@ -126,8 +134,26 @@ struct Call {
   Scratch scratch;
 };
 
-// Bytes of workspace, and the workspace carved; `data` may be nullptr to learn the bytes only.
-std::size_t carve(const Problem& problem, void* data, Scratch& scratch) noexcept;
+// Hands out pieces of the workspace, each at a multiple of its alignment; only counts when there is none.
+class Carver {
+ public:
+  explicit Carver(void* data) : data_(static_cast<std::byte*>(data)) {}
+  template <typename T>
+  T* take(std::int64_t count) {
+    used_ = (used_ + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+    std::byte* taken = data_ == nullptr ? nullptr : data_ + used_;
+    used_ += static_cast<std::size_t>(count) * sizeof(T);
+    return reinterpret_cast<T*>(taken);
+  }
+  std::size_t used() const { return used_; }
+
+ private:
+  std::byte* data_;
+  std::size_t used_ = 0;
+};
+
+// What the general attention needs; returns the bytes taken so far.
+std::size_t carve(const Problem& problem, Carver& carver, Scratch& scratch) noexcept;
 
 Call make_call(const Problem& problem, const Arguments& arguments, const Scratch& scratch) noexcept;
 

@@ -3,6 +3,7 @@
 #include <exception>
 #include <map>
 #include <mutex>
+#include <utility>
 
 #include "contract/message.h"
 
@@ -24,13 +25,20 @@ FactsByOrdinal& facts_by_ordinal() {
 cudaError_t ask(int ordinal, DeviceFacts& facts) {
   int major = 0;
   int minor = 0;
-  cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&facts.shared_memory, cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal);
+  const std::pair<cudaDeviceAttr, int*> questions[] = {
+      {cudaDevAttrComputeCapabilityMajor, &major},
+      {cudaDevAttrComputeCapabilityMinor, &minor},
+      {cudaDevAttrMaxSharedMemoryPerBlockOptin, &facts.shared_memory},
+      {cudaDevAttrMaxSharedMemoryPerMultiprocessor, &facts.shared_memory_per_sm},
+      {cudaDevAttrReservedSharedMemoryPerBlock, &facts.shared_memory_reserved},
+      {cudaDevAttrMultiProcessorCount, &facts.multiprocessors}};
+  for (const auto& [attribute, answer] : questions) {
+    if (const cudaError_t error = cudaDeviceGetAttribute(answer, attribute, ordinal); error != cudaSuccess) {
+      return error;
+    }
   }
   facts.compute_capability = 10 * major + minor;
-  return error;
+  return cudaSuccess;
 }
 
 }  // namespace
@@ -54,6 +62,14 @@ std::string read_device(int ordinal, DeviceFacts& facts) {
   }
   cache.known.emplace(ordinal, facts);
   return {};
+}
+
+std::string read_usable_device(int ordinal, DeviceFacts& facts) {
+  constexpr int kMinComputeCapability = 80;  // bfloat16 tensor cores and asynchronous copies
+  if (std::string reason = read_device(ordinal, facts); !reason.empty()) return reason;
+  if (facts.compute_capability >= kMinComputeCapability) return {};
+  return cat("needs a device of compute capability 8.0, device ", ordinal, " has ", facts.compute_capability / 10, ".",
+             facts.compute_capability % 10);
 }
 
 Status read_current_device(DeviceFacts& facts) {

@@ -95,14 +95,17 @@ void expect_replays_equal(const Case& spec, Metadata metadata) {
   }
 }
 
-TEST(CudaGraph, ReplaysEqualRunsAtEveryStep) {
-  for (const Case& spec : varied_cases()) {
-    for (const Metadata metadata : {Metadata::kAbsent, Metadata::kLoose}) {
-      expect_replays_equal(spec, metadata);
-      if (HasFatalFailure()) return;
-    }
+class CudaGraph : public ::testing::TestWithParam<Case> {};
+
+TEST_P(CudaGraph, ReplaysEqualRunsAtEveryStep) {
+  for (const Metadata metadata : {Metadata::kAbsent, Metadata::kLoose}) {
+    expect_replays_equal(GetParam(), metadata);
+    if (HasFatalFailure()) return;
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(VariedCases, CudaGraph, ::testing::ValuesIn(varied_cases()),
+                         [](const auto& test) { return test.param.name; });
 
 }  // namespace
 }  // namespace octavo::testing

@@ -50,7 +50,22 @@ inline std::vector<Case> varied_cases() {
   latent.head_size = 576;
   latent.v_head_size = 512;
   latent.scale = 0.05f;
-  return {plain, grouped, quantized, windowed, four_bit, latent};
+
+  Case int8 = with_cache(plain, CacheType::kInt8, QuantType::kPerChannel, CacheType::kInt8, QuantType::kPerTensor);
+  int8.name = "int8";
+  int8.type = ElementType::kFloat16;
+  int8.num_heads = 9;
+  int8.kv_num_heads = 3;
+  int8.head_size = 64;
+  int8.head_sink = true;
+  int8.slots = SlotStyle::kDerived;
+
+  Case int4 = with_cache(plain, CacheType::kInt4, QuantType::kPerChannel, CacheType::kInt4, QuantType::kPerChannel);
+  int4.name = "int4";
+  int4.type = ElementType::kBFloat16;
+  int4.head_size = 128;
+  int4.softcap = 30.0f;
+  return {plain, grouped, quantized, windowed, four_bit, latent, int8, int4};
 }
 
 }  // namespace octavo::testing

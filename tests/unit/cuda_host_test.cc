@@ -136,11 +136,13 @@ TEST(CudaWorkspace, IsCarvedIntoPiecesThatLieApart) {
   for (const Case& spec : length_cases()) {
     const Problem problem = problem_of(spec);
     cuda::Scratch scratch;
-    const std::size_t bytes = cuda::carve(problem, nullptr, scratch);
+    cuda::Carver counter(nullptr);
+    const std::size_t bytes = cuda::carve(problem, counter, scratch);
     EXPECT_EQ(scratch.records, nullptr);
     // An address that is never used, so that a piece at an offset of 0 can be told from none.
     auto* const base = reinterpret_cast<std::byte*>(std::uintptr_t{1} << 20);
-    EXPECT_EQ(cuda::carve(problem, base, scratch), bytes);
+    cuda::Carver carver(base);
+    EXPECT_EQ(cuda::carve(problem, carver, scratch), bytes);
     std::vector<std::pair<std::uintptr_t, std::uintptr_t>> pieces;
     const auto records = static_cast<std::size_t>(problem.batch_size + 1) * sizeof(cuda::SequenceRecord);
     pieces.emplace_back(at(scratch.records), at(scratch.records) + records);

@@ -1,6 +1,6 @@
-// Cache elements to and from numbers, eight channels at a time. Codes are decoded without their scale, exactly: every
-// code of every format is a number of float16 and of bfloat16. The kernels fold scales into Q (for K) and into the
-// epilogue.
+// Cache elements to numbers, eight channels at a time; encode.cuh is the way back. Codes are decoded without their
+// scale, exactly: every code of every format is a number of float16 and of bfloat16. The kernels fold scales into Q
+// (for K) and into the epilogue.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -20,14 +20,14 @@ __device__ inline bool is_float(CacheType type) {
 
 // Whether a cache of this type holds T as it is.
 template <typename T>
-__device__ inline bool holds(CacheType type) {
+OCTAVO_HOST_DEVICE inline bool holds(CacheType type) {
   return type == (std::is_same_v<T, float>    ? CacheType::kFloat32
                   : std::is_same_v<T, __half> ? CacheType::kFloat16
                                               : CacheType::kBFloat16);
 }
 
 // Bytes of eight stored elements.
-__device__ inline int unit_bytes(CacheType type) {
+OCTAVO_HOST_DEVICE constexpr int unit_bytes(CacheType type) {
   switch (type) {
     case CacheType::kFloat16:
     case CacheType::kBFloat16: return 16;
@@ -171,10 +171,40 @@ __device__ inline uint2 float8_to_half(std::uint32_t word) {
   return make_uint2(reinterpret_cast<const std::uint32_t&>(low), reinterpret_cast<const std::uint32_t&>(high));
 }
 
+// Four e2m1 codes, in the bytes of a word, as T: a code's bits, put where T's exponent and mantissa meet, are the value
+// times a power of two, subnormals included, which a multiplication takes off.
+template <typename T>
+__device__ inline uint2 float4_to(std::uint32_t nibbles) {
+  constexpr int kMantissaTop = std::is_same_v<T, __half> ? 9 : 6;
+  std::uint32_t words[2] = {__byte_perm(nibbles, 0u, 0x4140), __byte_perm(nibbles, 0u, 0x4342)};
+#pragma unroll
+  for (std::uint32_t& word : words) {
+    word = (word & 0x00070007u) << kMantissaTop | (word & 0x00080008u) << 12;
+    if constexpr (std::is_same_v<T, __half>) {
+      const __half2 value = __hmul2(reinterpret_cast<const __half2&>(word), __half2half2(__ushort_as_half(0x7400)));
+      word = reinterpret_cast<const std::uint32_t&>(value);  // 2^14
+    } else {
+      const __nv_bfloat162 value =
+          __hmul2(reinterpret_cast<const __nv_bfloat162&>(word), __bfloat162bfloat162(__ushort_as_bfloat16(0x7e80)));
+      word = reinterpret_cast<const std::uint32_t&>(value);  // 2^126
+    }
+  }
+  return make_uint2(words[0], words[1]);
+}
+
 // Eight codes of at most two bytes each to T at a 16-byte boundary. float16 has ways of its own, half as long as those
 // through float32.
 template <typename T>
 __device__ inline void decode_to(CacheType type, const uint4& codes, T* to) {
+  if constexpr (sizeof(T) == 2) {
+    if (type == CacheType::kFloat4E2M1) {
+      const uint2 nibbles = spread_nibbles(codes.x);
+      const uint2 low = float4_to<T>(nibbles.x);
+      const uint2 high = float4_to<T>(nibbles.y);
+      *reinterpret_cast<uint4*>(to) = make_uint4(low.x, low.y, high.x, high.y);
+      return;
+    }
+  }
   if constexpr (std::is_same_v<T, __half>) {
     uint2 low{};
     uint2 high{};
@@ -204,111 +234,6 @@ __device__ inline void decode_to(CacheType type, const uint4& codes, T* to) {
   float x[kUnit];
   decode_unit(type, codes, x);
   store_unit(to, x);
-}
-
-// round_half_even(x) clamped, as the low bits of a word; NaN becomes 0. Adding 1.5 * 2^23 leaves the nearest integer,
-// ties to even, in the mantissa's low bits, at the full rate that conversions to integers do not have.
-__device__ inline std::uint32_t to_integer_bits(float x, float low, float high) {
-  return __float_as_uint(fminf(fmaxf(x == x ? x : 0.0f, low), high) + 12582912.0f);
-}
-
-// e2m1: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives; NaN becomes 0.
-__device__ inline std::uint32_t encode_float4(float x) {
-  const float magnitude = x == x ? fminf(fabsf(x), 6.0f) : 0.0f;
-  int code = 0;
-  if (magnitude < 2.0f) {
-    code = __float2int_rn(magnitude * 2.0f);
-  } else if (magnitude < 4.0f) {
-    code = __float2int_rn(magnitude) + 2;
-  } else {
-    code = __float2int_rn(magnitude * 0.5f) + 4;
-  }
-  return static_cast<std::uint32_t>(code) | (x < 0.0f ? 8u : 0u);
-}
-
-// Eight numbers, already divided by their scales, to eight codes of a byte or a nibble each.
-__device__ inline uint2 encode_codes(CacheType type, const float (&x)[kUnit]) {
-  std::uint32_t words[2] = {};
-  switch (type) {
-    case CacheType::kInt8:
-#pragma unroll
-      for (int i = 0; i < kUnit; ++i) words[i / 4] |= (to_integer_bits(x[i], -128.0f, 127.0f) & 0xffu) << (8 * (i % 4));
-      break;
-    case CacheType::kFloat8E4M3FN:
-#pragma unroll
-      for (int i = 0; i < kUnit; i += 2) {
-        const __nv_fp8x2_storage_t pair =
-            __nv_cvt_float2_to_fp8x2(make_float2(x[i], x[i + 1]), __NV_SATFINITE, __NV_E4M3);
-        words[i / 4] |= static_cast<std::uint32_t>(pair) << (8 * (i % 4));
-      }
-      break;
-    case CacheType::kInt4:
-#pragma unroll
-      for (int i = 0; i < kUnit; ++i) words[0] |= ((to_integer_bits(x[i], -8.0f, 7.0f) + 8u) & 0xfu) << (4 * i);
-      break;
-    default:
-#pragma unroll
-      for (int i = 0; i < kUnit; ++i) words[0] |= encode_float4(x[i]) << (4 * i);
-      break;
-  }
-  return make_uint2(words[0], words[1]);
-}
-
-// x / divisor, rounded once, from a reciprocal that serves many x: the quotient and one correction by its remainder.
-// Quotients near the ends of float32's range are left uncorrected: they saturate or become 0 in every format.
-__device__ inline float divide(float x, float divisor, float reciprocal) {
-  const float quotient = x * reciprocal;
-  if (!(fabsf(quotient) < 1e30f)) return quotient;
-  return fmaf(fmaf(-quotient, divisor, x), reciprocal, quotient);
-}
-
-// Eight 16-bit elements to a place that may be aligned to one element only.
-template <typename T>
-__device__ inline void store_elements(std::byte* to, bool aligned, const float (&x)[kUnit]) {
-  if (aligned) {
-    store_unit(reinterpret_cast<T*>(to), x);
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < kUnit; ++i) reinterpret_cast<T*>(to)[i] = from_float<T>(x[i]);
-}
-
-// Stores channels [channel, channel + 8) of a row: code = round_half_even(x / scale), saturated.
-__device__ inline void encode_unit(const Cache& cache, std::int64_t head, std::int64_t head_size, int channel,
-                                   float (&x)[kUnit], std::byte* row) {
-  if (cache.scale != nullptr) {
-    if (cache.per_channel) {
-      const float* scale = cache.scale + head * head_size + channel;
-#pragma unroll
-      for (int i = 0; i < kUnit; ++i) x[i] = x[i] / scale[i];
-    } else {
-      const float scale = *cache.scale;
-      const float reciprocal = 1.0f / scale;
-#pragma unroll
-      for (int i = 0; i < kUnit; ++i) x[i] = divide(x[i], scale, reciprocal);
-    }
-  }
-  std::byte* to = row + channel / kUnit * unit_bytes(cache.type);
-  switch (cache.type) {
-    case CacheType::kFloat32:
-    case CacheType::kTensorType: store_elements<float>(to, cache.aligned, x); return;
-    case CacheType::kFloat16: store_elements<__half>(to, cache.aligned, x); return;
-    case CacheType::kBFloat16: store_elements<__nv_bfloat16>(to, cache.aligned, x); return;
-    default: break;
-  }
-  const uint2 codes = encode_codes(cache.type, x);
-  const int bytes = unit_bytes(cache.type);
-  if (cache.aligned && bytes == 8) {
-    *reinterpret_cast<uint2*>(to) = codes;
-  } else if (cache.aligned) {
-    *reinterpret_cast<std::uint32_t*>(to) = codes.x;
-  } else {
-    const std::uint32_t words[2] = {codes.x, codes.y};
-#pragma unroll
-    for (int i = 0; i < kUnit; ++i) {
-      if (i < bytes) to[i] = static_cast<std::byte>(words[i / 4] >> (8 * (i % 4)));
-    }
-  }
 }
 
 }  // namespace octavo::cuda

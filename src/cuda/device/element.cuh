@@ -4,7 +4,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 namespace octavo::cuda {
@@ -79,5 +81,61 @@ __device__ inline void load_unit(const T* from, bool aligned, float (&x)[kUnit])
 #pragma unroll
   for (int i = 0; i < kUnit; ++i) x[i] = to_float(elements[i]);
 }
+
+// Eight elements as they are in memory, which need not be there yet.
+template <typename T>
+struct UnitOf {
+  static constexpr int kWords = kUnit * sizeof(T) / sizeof(uint4);
+  uint4 words[kWords];
+
+  __device__ void load(const T* from, bool aligned) {
+    if (aligned) {
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) words[i] = reinterpret_cast<const uint4*>(from)[i];
+      return;
+    }
+    T elements[kUnit];
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) elements[i] = from[i];
+    memcpy(words, elements, sizeof(words));
+  }
+
+  // Four elements as the lower (0) or upper (1) half. `aligned`: to the four of them.
+  __device__ void load_half(int half, const T* from, bool aligned) {
+    using Word = std::conditional_t<sizeof(T) == 2, uint2, uint4>;
+    Word word;
+    if (aligned) {
+      word = *reinterpret_cast<const Word*>(from);
+    } else {
+      T elements[kUnit / 2];
+#pragma unroll
+      for (int i = 0; i < kUnit / 2; ++i) elements[i] = from[i];
+      memcpy(&word, elements, sizeof(word));
+    }
+    memcpy(reinterpret_cast<std::byte*>(words) + half * sizeof(word), &word, sizeof(word));
+  }
+
+  // To a 16-byte boundary.
+  __device__ void store(std::byte* to) const {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) reinterpret_cast<uint4*>(to)[i] = words[i];
+  }
+
+  __device__ void decode(float (&x)[kUnit]) const {
+    std::uint32_t parts[kUnit * sizeof(T) / sizeof(std::uint32_t)];
+    memcpy(parts, words, sizeof(parts));
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) {
+      if constexpr (std::is_same_v<T, __nv_bfloat16>) {  // an instruction each; the conversions cost the odd ones two
+        x[i] = __uint_as_float(i % 2 == 0 ? parts[i / 2] << 16 : parts[i / 2] & 0xffff0000u);
+      } else if constexpr (std::is_same_v<T, __half>) {
+        const __half2 pair = reinterpret_cast<const __half2&>(parts[i / 2]);
+        x[i] = i % 2 == 0 ? __low2float(pair) : __high2float(pair);
+      } else {
+        x[i] = __uint_as_float(parts[i]);
+      }
+    }
+  }
+};
 
 }  // namespace octavo::cuda

@@ -13,18 +13,18 @@ __device__ inline std::uint32_t shared_address(const void* pointer) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
-__device__ inline void load_matrices(std::uint32_t (&fragment)[4], const void* row) {
+// Four 8 x 8 matrices of 16-bit elements; lane l gives the shared address of row l % 8 of matrix l / 8.
+__device__ inline void load_matrices(std::uint32_t (&fragment)[4], std::uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
-               : "r"(shared_address(row))
+               : "r"(row)
                : "memory");
 }
 
-__device__ inline void load_matrices_transposed(std::uint32_t (&fragment)[4], const void* row) {
+__device__ inline void load_matrices_transposed(std::uint32_t (&fragment)[4], std::uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
-               : "r"(shared_address(row))
+               : "r"(row)
                : "memory");
 }
 

@@ -1,77 +1,36 @@
 #include <cuda_runtime_api.h>
 
-#include <algorithm>
 #include <cstdint>
 
-#include "contract/message.h"
 #include "cuda/backend.h"
 #include "cuda/call.h"
-#include "cuda/general/kernel.h"
-#include "cuda/general/shared_memory.h"
+#include "cuda/general/attention.h"
 #include "cuda/general/tuning.h"
-#include "cuda/prologue/kernel.h"
 #include "cuda/runtime.h"
 #include "cuda/schedule/kernel.h"
+#include "cuda/start.h"
 
 namespace octavo::cuda {
 namespace {
 
-using contract::cat;
-
-constexpr int kMinComputeCapability = 80;  // bfloat16 tensor cores and asynchronous copies
-constexpr std::int64_t kMaxGridX = (std::int64_t{1} << 31) - 1;
-constexpr std::int64_t kMaxGridYz = 65535;
-
-// sum over sequences of ceil(rows / tile rows) <= all rows / tile rows + sequences with tokens
-std::int64_t max_tiles(const Problem& problem, const Instance& instance) {
-  return problem.token_count * problem.group_size() / instance.rows + std::min(problem.token_count, problem.batch_size);
-}
-
-std::int64_t max_split_tokens(const Problem& problem) {
-  return std::min(problem.token_count, kMaxSplitTokens * problem.batch_size);
-}
-
-std::string refuse(const Problem& problem) {
-  if (problem.kv_num_heads > kMaxGridYz) {
-    return cat("kv_num_heads must be at most ", kMaxGridYz, " on CUDA, got ", problem.kv_num_heads);
-  }
-  const std::int64_t tiles = max_tiles(problem, choose_instance(problem));
-  const std::int64_t merge_rows = max_split_tokens(problem) * problem.num_heads;
-  if (std::max(tiles, merge_rows) <= kMaxGridX) return {};
-  return cat("token_count * num_heads must be at most about 2^31 on CUDA, got ", problem.token_count, " * ",
-             problem.num_heads);
-}
+// Named one by one, so that a new feature is not taken for supported before somebody has looked.
+constexpr FeatureSet kFeatures = Feature::kPackedQkv | Feature::kSlotMapping | Feature::kRope | Feature::kQkNorm |
+                                 Feature::kHeadSink | Feature::kSoftcap | Feature::kLocalWindow | Feature::kNonCausal |
+                                 Feature::kAttentionBias | Feature::kQueryPositions | Feature::kOutputQk |
+                                 Feature::kLse | Feature::kLatent | Feature::kQuantizedCache |
+                                 Feature::kPerChannelScale | Feature::kFourBitCache | Feature::kStridedCache |
+                                 Feature::kInt64Indices | Feature::kSmallBlocks;
 
 std::string refuse_device(const Problem& problem, int device_ordinal) {
   DeviceFacts facts;
-  if (std::string reason = read_device(device_ordinal, facts); !reason.empty()) return reason;
-  if (facts.compute_capability < kMinComputeCapability) {
-    return cat("needs a device of compute capability 8.0, device ", device_ordinal, " has ",
-               facts.compute_capability / 10, ".", facts.compute_capability % 10);
-  }
-  const Instance instance = choose_instance(problem);
-  const int bytes = shared_layout(static_cast<int>(size_in_bytes(problem.element_type)), instance.rows, instance.keys,
-                                  static_cast<int>(problem.head_size), static_cast<int>(problem.v_head_size),
-                                  problem.cache_layout == CacheLayout::kLatent)
-                        .bytes;
-  if (bytes <= facts.shared_memory) return {};
-  return cat("head_size = ", problem.head_size, " needs ", bytes, " bytes of shared memory, device ", device_ordinal,
-             " has ", facts.shared_memory);
+  if (std::string reason = read_usable_device(device_ordinal, facts); !reason.empty()) return reason;
+  return refuse_size(problem, facts);
 }
 
 std::size_t workspace_bytes(const Problem& problem, int /*concurrency*/) {
   Scratch scratch;
-  return carve(problem, nullptr, scratch);
-}
-
-cudaError_t launch_attention(const Problem& problem, const Call& call, const Instance& instance, cudaStream_t stream) {
-  const AttentionGrid grid{static_cast<unsigned>(max_tiles(problem, instance)),
-                           static_cast<unsigned>(call.kv_num_heads), static_cast<unsigned>(call.scratch.chunks)};
-  switch (call.element_type) {
-    case ElementType::kFloat16: return launch_attention_float16(call, instance, grid, stream);
-    case ElementType::kBFloat16: return launch_attention_bfloat16(call, instance, grid, stream);
-    default: return launch_attention_float32(call, instance, grid, stream);
-  }
+  Carver carver(nullptr);
+  return carve(problem, carver, scratch);
 }
 
 // Work on the stream only: nothing is allocated, nothing waits, and every size comes from the Problem.
@@ -79,18 +38,18 @@ Status run(const Problem& problem, const Arguments& arguments, Workspace workspa
            const RunContext& context) noexcept {
   if (problem.token_count == 0) return {};
   const auto stream = static_cast<cudaStream_t>(context.stream);
-  const Instance instance = choose_instance(problem);
+  DeviceFacts facts;
+  if (Status status = read_current_device(facts); !status.ok()) return status;
+  const Instance instance = choose_instance(problem, facts.shared_memory);
+  if (instance.rows == 0) return {StatusCode::kInternal, "CUDA: the plan was made for a device with larger blocks"};
   Scratch scratch;
-  carve(problem, workspace.data, scratch);
+  Carver carver(workspace.data);
+  carve(problem, carver, scratch);
   scratch.tile_rows = instance.rows;
+  scratch.overlaps = schedule_waits(facts.compute_capability);
   const Call call = make_call(problem, arguments, scratch);
 
-  if (const cudaError_t error = launch_schedule(call, stream); error != cudaSuccess) {
-    return to_status(error, "the launch of the schedule kernel");
-  }
-  if (const cudaError_t error = launch_prologue(call, stream); error != cudaSuccess) {
-    return to_status(error, "the launch of the prologue kernel");
-  }
+  if (Status status = launch_start(call, stream); !status.ok()) return status;
   if (call.output_qk != nullptr) {
     const auto bytes =
         static_cast<std::size_t>(arguments.output_qk.element_count()) * size_in_bytes(problem.output_qk_type);
@@ -99,13 +58,7 @@ Status run(const Problem& problem, const Arguments& arguments, Workspace workspa
     }
   }
   if (problem.batch_size == 0) return {};
-  if (const cudaError_t error = launch_attention(problem, call, instance, stream); error != cudaSuccess) {
-    return to_status(error, "the launch of the attention kernel");
-  }
-  if (call.scratch.chunks > 1) {
-    return to_status(launch_merge(call, max_split_tokens(problem), stream), "the launch of the merge kernel");
-  }
-  return {};
+  return launch_general_attention(problem, call, instance, facts, stream);
 }
 
 }  // namespace
@@ -114,8 +67,8 @@ const dispatch::Backend kGeneralBackend = {
     "cuda_general",
     "Streaming attention on tensor cores (float32: on ordinary ones) for the whole contract.",
     DeviceKind::kCuda,
-    FeatureSet::all(),
-    refuse,
+    kFeatures,
+    refuse_grid,
     workspace_bytes,
     run,
     refuse_device};

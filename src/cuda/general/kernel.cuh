@@ -40,6 +40,7 @@ struct Attention {
   // Codes of V are read along with K's where there are registers for both: not beside the sums of many rows.
   static constexpr bool kEarlyValues = kRows <= 16;
   static_assert(kRows * kLanes % 32 == 0 && kLanes <= 32 && kOwn % 4 == 0);
+  static_assert(kWarps * sizeof(float) <= kKeys * sizeof(T), "load_query() has a row of floats a warp among the keys");
   using Products = std::conditional_t<std::is_same_v<T, float>, FloatProducts<kBucket, kRows, kKeys, kWarps>,
                                       TensorCoreProducts<T, kBucket, kRows, kKeys, kWarps>>;
 
@@ -62,8 +63,7 @@ struct Attention {
   Loader key_loader, value_loader;          // codes on their way from the caches
   Products products;
 
-  __device__ Attention(const Call& call_, std::byte* shared, std::uint32_t (&live_keys_)[2][2],
-                       std::int32_t (&hull_)[2])
+  __device__ Attention(const Call& call_, std::byte* shared)
       : call(call_),
         layout(shared_layout(sizeof(T), kRows, kKeys, call_.head_size, call_.v_head_size, call_.latent)),
         query(reinterpret_cast<T*>(shared + layout.query)),
@@ -74,8 +74,8 @@ struct Attention {
         key_offsets(reinterpret_cast<std::int64_t*>(shared + layout.key_offsets)),
         value_offsets(reinterpret_cast<std::int64_t*>(shared + layout.value_offsets)),
         state(*reinterpret_cast<RowState<kRows>*>(shared + layout.row_state)),
-        live_keys(live_keys_),
-        hull(hull_) {}
+        live_keys(*reinterpret_cast<std::uint32_t (*)[2][2]>(shared + layout.live_keys)),
+        hull(*reinterpret_cast<std::int32_t (*)[2]>(shared + layout.hull)) {}
 
   // Which rows and which chunk of their keys this block has. False: none, the grid is an upper bound.
   __device__ bool find_work() {
@@ -460,9 +460,7 @@ constexpr int min_blocks(int bucket, int warps) {
 template <typename T, int kBucket, int kRows, int kKeys, int kWarps>
 __global__ void __launch_bounds__(kWarps * 32, min_blocks(kBucket, kWarps)) attend(const __grid_constant__ Call call) {
   extern __shared__ __align__(16) std::byte shared[];
-  __shared__ std::uint32_t live_keys[2][2];
-  __shared__ std::int32_t hull[2];
-  Attention<T, kBucket, kRows, kKeys, kWarps> attention(call, shared, live_keys, hull);
+  Attention<T, kBucket, kRows, kKeys, kWarps> attention(call, shared);
   if (!attention.find_work()) return;
   attention.load_query();
   const int passes = call.qk_output == QkOutput::kProbabilities ? 2 : 1;
@@ -476,7 +474,8 @@ template <typename T, int kBucket, int kRows, int kKeys, int kWarps>
 cudaError_t launch_instance(const Call& call, AttentionGrid grid, cudaStream_t stream) {
   const auto kernel = attend<T, kBucket, kRows, kKeys, kWarps>;
   const int shared = shared_layout(sizeof(T), kRows, kKeys, call.head_size, call.v_head_size, call.latent).bytes;
-  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+  // The same number for every call: the attribute is the kernel's, and other threads launch it too.
+  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, grid.shared_limit);
   if (error != cudaSuccess) return error;
   // Left to itself the driver holds back shared memory that more blocks could use.
   error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);

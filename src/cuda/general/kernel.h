@@ -11,6 +11,7 @@ namespace octavo::cuda {
 // Blocks stand over (row tiles, KV heads, chunks of keys).
 struct AttentionGrid {
   unsigned tiles, kv_heads, chunks;
+  int shared_limit;  // bytes of shared memory that a block of the device can have
 };
 
 cudaError_t launch_attention_float32(const Call& call, const Instance& instance, AttentionGrid grid,

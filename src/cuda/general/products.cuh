@@ -41,8 +41,8 @@ struct TensorCoreProducts {
 #pragma unroll 4
       for (int channel = 0; channel < width; channel += 16) {
         std::uint32_t a[4], b[4];
-        load_matrices(a, a_row + channel);
-        load_matrices(b, b_row + channel);
+        load_matrices(a, shared_address(a_row + channel));
+        load_matrices(b, shared_address(b_row + channel));
         multiply_add<T>(c[0], a, b[0], b[1]);
         multiply_add<T>(c[1], a, b[2], b[3]);
       }
@@ -77,14 +77,15 @@ struct TensorCoreProducts {
       for (int m = 0; m < kRowTiles; ++m) {
         const int row = first_row + m * 16;
         if (row < live_rows)
-          load_matrices(a[m], weights + (row + lane % 16) * layout.weight_stride + key + lane / 16 * 8);
+          load_matrices(a[m], shared_address(weights + (row + lane % 16) * layout.weight_stride + key + lane / 16 * 8));
       }
 #pragma unroll
       for (int n = 0; n < kColumns; ++n) {
         const int column = (warp % kAcross + n * kAcross) * 16;
         if (column >= width) continue;
         std::uint32_t b[4];
-        load_matrices_transposed(b, values + (key + lane % 16) * layout.value_stride + column + lane / 16 * 8);
+        load_matrices_transposed(
+            b, shared_address(values + (key + lane % 16) * layout.value_stride + column + lane / 16 * 8));
 #pragma unroll
         for (int m = 0; m < kRowTiles; ++m) {
           if (first_row + m * 16 >= live_rows) continue;

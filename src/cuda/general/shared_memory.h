@@ -2,14 +2,13 @@
 #pragma once
 
 #include "cuda/call.h"
-#include "cuda/general/tuning.h"
 
 namespace octavo::cuda {
 
 struct SharedLayout {
   int row_stride = 0, value_stride = 0, score_stride = 0, weight_stride = 0;  // elements
-  int query = 0, keys = 0, values = 0, scores = 0, weights = 0, key_offsets = 0, value_offsets = 0,
-      row_state = 0;  // bytes
+  int query = 0, keys = 0, values = 0, scores = 0, weights = 0, key_offsets = 0, value_offsets = 0, row_state = 0,
+      live_keys = 0, hull = 0;  // bytes
   int bytes = 0;
 };
 
@@ -44,6 +43,8 @@ OCTAVO_HOST_DEVICE constexpr SharedLayout shared_layout(int element_bytes, int r
   layout.key_offsets = take(2 * keys * 8);
   layout.value_offsets = take(2 * keys * 8);
   layout.row_state = take(kRowStateWords * rows * 4);
+  layout.live_keys = take(4 * 4);
+  layout.hull = take(2 * 4);
   layout.bytes = used;
   return layout;
 }

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 
+#include "cuda/general/shared_memory.h"
 #include "octavo/problem.h"
 
 namespace octavo::cuda {
@@ -31,23 +33,33 @@ inline constexpr Instance kFloat32Instances[] = {
 // Averages below this many rows a sequence leave a larger tile mostly empty.
 inline constexpr std::int64_t kManyRows = 32;
 
-// The instance for a Problem. Which one it is changes no bit of the result: only `rows` differs within a bucket.
-inline Instance choose_instance(const Problem& problem) noexcept {
+inline int shared_bytes(const Problem& problem, const Instance& instance) noexcept {
+  return shared_layout(static_cast<int>(size_in_bytes(problem.element_type)), instance.rows, instance.keys,
+                       static_cast<int>(problem.head_size), static_cast<int>(problem.v_head_size),
+                       problem.cache_layout == CacheLayout::kLatent)
+      .bytes;
+}
+
+// The instance for a Problem where a block can have `shared_memory` bytes; without rows if none fits. The smallest
+// bucket, then the longest key tiles that fit with any number of rows: on one device a head size has one length of
+// tile, and the choice among rows changes no bit of the result.
+inline Instance choose_instance(const Problem& problem, int shared_memory) noexcept {
+  const bool is_float32 = problem.element_type == ElementType::kFloat32;
+  const Instance* const begin = is_float32 ? std::begin(kFloat32Instances) : std::begin(kTensorCoreInstances);
+  const Instance* const end = is_float32 ? std::end(kFloat32Instances) : std::end(kTensorCoreInstances);
   const std::int64_t sequences = problem.batch_size > 0 ? problem.batch_size : 1;
   const std::int64_t bound = problem.max_query_len_bound * problem.group_size();
   const std::int64_t average = problem.token_count * problem.group_size() / sequences;
   const bool many_rows = (bound < average ? bound : average) >= kManyRows;
   Instance chosen{};
-  const auto consider = [&](const Instance& instance) {
-    if (instance.head_bucket < problem.head_size) return;
-    const bool closer = chosen.head_bucket == 0 || instance.head_bucket < chosen.head_bucket;
-    const bool larger = instance.head_bucket == chosen.head_bucket && instance.rows > chosen.rows && many_rows;
-    if (closer || larger) chosen = instance;
-  };
-  if (problem.element_type == ElementType::kFloat32) {
-    for (const Instance& instance : kFloat32Instances) consider(instance);
-  } else {
-    for (const Instance& instance : kTensorCoreInstances) consider(instance);
+  for (const Instance* instance = begin; instance != end; ++instance) {
+    if (instance->head_bucket < problem.head_size || shared_bytes(problem, *instance) > shared_memory) continue;
+    const bool first = chosen.rows == 0;
+    const bool closer = instance->head_bucket < chosen.head_bucket;
+    const bool same = instance->head_bucket == chosen.head_bucket;
+    const bool longer = same && instance->keys > chosen.keys;
+    const bool taller = same && instance->keys == chosen.keys && instance->rows > chosen.rows && many_rows;
+    if (first || closer || longer || taller) chosen = *instance;
   }
   return chosen;
 }

@@ -1,0 +1,176 @@
+// The products of a step: K Q^T and V^T P^T, on operands that stand in a slot as the cache holds them.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/decode/formats.cuh"
+#include "cuda/decode/shape.h"
+#include "cuda/decode/shared_rows.cuh"
+
+namespace octavo::cuda::decode {
+
+template <CacheType kType, int kHead, int kTiles>
+struct Products {
+  using S = Shape<kType, kHead, kTiles>;
+  using C = Compute<kType>;
+  static constexpr int kKeyTiles = S::kKeys / 16;
+  static constexpr int kRowTiles = S::kWarpTiles;
+  static constexpr int kChannelTiles = kHead / 16;
+  static constexpr int kHeadPieces = S::kHeadBytes / 16;  // of a head's row
+  static constexpr bool kWide = S::kWide;
+  static constexpr bool kShortRows = S::kHeadBytes < 64;  // four lanes read 32 bytes of a key, not 64
+
+  // Where in a slot a lane reads its operands of K and of V, for the warp's head and keys.
+  static __device__ int key_operand(int head, int first_key, int lane) {
+    const int piece = head * kHeadPieces;
+    if constexpr (kWide) return place(first_key + (lane / 8 & 1) * 8 + key_of_row(lane % 8), piece + lane / 16);
+    if constexpr (kShortRows) return place(first_key + key_of_row(lane / 4), piece + lane % 4 / 2) + lane % 2 * 8;
+    return place(first_key + key_of_row(lane / 4), piece + lane % 4);
+  }
+  static __device__ int value_operand(int head, int first_key, int lane) {
+    const int piece = head * kHeadPieces;
+    if constexpr (kWide) return place(first_key + lane / 16 * 8 + key_of_row(lane % 8), piece + (lane / 8 & 1));
+    return place(first_key + key_of_row(lane % 8) + lane / 8 % 2 * 8, piece + lane / 16);
+  }
+
+  // s = the keys of a slot times Q. `from`: this lane's place in the slot; `query(step, tile, register)`: Q's
+  // fragments. Returns a word of the last load.
+  template <typename Query>
+  static __device__ std::uint32_t multiply_keys(std::uint32_t from, const Query& query,
+                                                float (&s)[kKeyTiles][kRowTiles][4]) {
+    std::uint32_t last = 0;
+#pragma unroll
+    for (int k = 0; k < kKeyTiles; ++k) {
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[k][tile][i] = 0.0f;
+      }
+    }
+    const auto multiply = [&](int step, int k, const std::uint32_t(&a)[4]) {
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        multiply_add<C>(s[k][tile], a, query(step, tile, 0), query(step, tile, 1));
+      }
+    };
+    if constexpr (kWide) {
+      constexpr int kAtOnce = 4;  // fragments that are read before the first of them is used
+      unrolled<S::kSteps * kKeyTiles / kAtOnce>([&](auto group) {
+        std::uint32_t a[kAtOnce][4];
+        unrolled<kAtOnce>([&](auto i) {
+          constexpr int kIndex = group.value * kAtOnce + i.value;
+          load_matrices(a[i.value], moved<S::kTileKeys, kIndex % kKeyTiles * 16, kIndex / kKeyTiles * 2>(from));
+        });
+        unrolled<kAtOnce>([&](auto i) {
+          constexpr int kIndex = group.value * kAtOnce + i.value;
+          multiply(kIndex / kKeyTiles, kIndex % kKeyTiles, a[i.value]);
+        });
+        last = a[kAtOnce - 1][0];
+      });
+    } else {
+      // A lane's words of two keys at a time: 16 bytes of each, or 8 where rows are short.
+      constexpr int kWords = kShortRows ? 2 : 4;
+      constexpr int kReads = kShortRows ? 1 : S::kHeadBytes / 64;  // of a head's row
+      constexpr int kAllReads = kReads * kKeyTiles;
+      constexpr int kAtOnce = kAllReads < 2 ? 1 : 2;
+      unrolled<kAllReads / kAtOnce>([&](auto group) {
+        std::uint32_t lows[kAtOnce][kWords], highs[kAtOnce][kWords];
+        unrolled<kAtOnce>([&](auto i) {
+          constexpr int kRead = group.value * kAtOnce + i.value;
+          constexpr int kKey = kRead % kKeyTiles * 16;
+          constexpr int kPiece = kRead / kKeyTiles * kWords;  // four lanes share kWords pieces
+          load_words(lows[i.value], moved<S::kTileKeys, kKey, kPiece>(from));
+          load_words(highs[i.value], moved<S::kTileKeys, kKey + 8, kPiece>(from));
+        });
+        unrolled<kAtOnce>([&](auto i) {
+          constexpr int kRead = group.value * kAtOnce + i.value;
+          constexpr int kTile = kRead % kKeyTiles;
+          constexpr int kFirstStep = kRead / kKeyTiles * (S::kSteps / kReads);
+#pragma unroll
+          for (int word = 0; word < kWords; ++word) {
+            if constexpr (kType == CacheType::kInt4) {
+              std::uint32_t x[4], y[4];
+              widen_int4(lows[i.value][word], x);
+              widen_int4(highs[i.value][word], y);
+              multiply(kFirstStep + word * 2, kTile, {x[0], y[0], x[1], y[1]});
+              multiply(kFirstStep + word * 2 + 1, kTile, {x[2], y[2], x[3], y[3]});
+            } else {
+              std::uint32_t x[2], y[2];
+              widen_key<kType>(lows[i.value][word], x);
+              widen_key<kType>(highs[i.value][word], y);
+              multiply(kFirstStep + word, kTile, {x[0], y[0], x[1], y[1]});
+            }
+          }
+        });
+        last = highs[kAtOnce - 1][0];
+      });
+    }
+    return last;
+  }
+
+  // sums += the values of a slot times the weights p. Returns a word of the last load.
+  static __device__ std::uint32_t multiply_values(std::uint32_t from, const std::uint32_t (&p)[kKeyTiles][kRowTiles][2],
+                                                  float (&sums)[kChannelTiles][kRowTiles][4]) {
+    std::uint32_t last = 0;
+    const auto multiply = [&](int channel_tile, int k, const std::uint32_t(&a)[4]) {
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        multiply_add<C>(sums[channel_tile][tile], a, p[k][tile][0], p[k][tile][1]);
+      }
+    };
+    if constexpr (kWide) {
+      constexpr int kAtOnce = 4;
+      unrolled<kChannelTiles * kKeyTiles / kAtOnce>([&](auto group) {
+        std::uint32_t a[kAtOnce][4];
+        unrolled<kAtOnce>([&](auto i) {
+          constexpr int kIndex = group.value * kAtOnce + i.value;
+          load_matrices_transposed(a[i.value],
+                                   moved<S::kTileKeys, kIndex % kKeyTiles * 16, kIndex / kKeyTiles * 2>(from));
+        });
+        unrolled<kAtOnce>([&](auto i) {
+          constexpr int kIndex = group.value * kAtOnce + i.value;
+          multiply(kIndex / kKeyTiles, kIndex % kKeyTiles, a[i.value]);
+        });
+        last = a[kAtOnce - 1][0];
+      });
+    } else {
+      // Four matrices of eight keys each: 16 keys of two 16-byte pieces.
+      constexpr int kPairs = kHeadPieces / 2;
+      constexpr int kAtOnce = kPairs < 4 ? kPairs : 4;
+      unrolled<kKeyTiles * kPairs / kAtOnce>([&](auto group) {
+        constexpr int kTile = group.value % kKeyTiles;
+        constexpr int kFirst = group.value / kKeyTiles * kAtOnce * 2;
+        std::uint32_t words[kAtOnce][4];
+        unrolled<kAtOnce>([&](auto i) {
+          load_matrices_transposed(words[i.value], moved<S::kTileKeys, kTile * 16, kFirst + i.value * 2>(from));
+        });
+        unrolled<2 * kAtOnce>([&](auto i) {
+          constexpr int kPiece = kFirst + i.value;
+          const std::uint32_t low = words[i.value / 2][i.value % 2 * 2];
+          const std::uint32_t high = words[i.value / 2][i.value % 2 * 2 + 1];
+          if constexpr (kType == CacheType::kInt4) {
+            std::uint32_t x[4], y[4];
+            widen_int4(low, x);
+            widen_int4(high, y);
+            multiply(kPiece * 2, kTile, {x[0], x[1], y[0], y[1]});
+            multiply(kPiece * 2 + 1, kTile, {x[2], x[3], y[2], y[3]});
+          } else {
+            std::uint32_t a[4];
+            widen_value<kType>(low, a[0], a[1]);
+            widen_value<kType>(high, a[2], a[3]);
+            multiply(kPiece, kTile, a);
+          }
+        });
+        last = words[kAtOnce - 1][0];
+      });
+    }
+    return last;
+  }
+
+ private:
+  static __device__ int place(int key, int piece) {
+    return slot_offset<S::kTileKeys>(key, piece);
+  }
+};
+
+}  // namespace octavo::cuda::decode

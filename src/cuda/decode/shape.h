@@ -1,0 +1,186 @@
+// Sizes of the decode kernel: tiles, warps, shared memory. Host and device read the same numbers.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "cuda/call.h"
+
+namespace octavo::cuda::decode {
+
+// Keys are summed up in segments of this many positions, and segments are folded by a fixed tree: neither depends on
+// anything but a sequence's own lengths. Short sequences have shorter ones, so that few of them still fill a device.
+inline constexpr int kSegmentShift = 9;  // 512 keys; twice, four times as many in longer sequences
+// A window leaves few keys, and many sequences are as long as it: shorter segments for more blocks.
+inline constexpr int kMaxTokens = 8;  // new tokens of a sequence that this kernel takes
+// A window's keys begin at a multiple of this and reach over all new tokens: so many more.
+inline constexpr int kWindowKeys = 32;
+inline constexpr int kRounded = 64;
+static_assert(kWindowKeys - 1 + kMaxTokens - 1 <= kRounded);
+
+OCTAVO_HOST_DEVICE constexpr int segment_shift(std::int32_t keys, bool windowed) {
+  if (windowed && keys <= 2048 + kRounded) return kSegmentShift;
+  return keys <= 8192 + kRounded ? kSegmentShift + 1 : kSegmentShift + 2;
+}
+
+// Partial results that the workspace has room for, however short the sequences: several for each block of a device.
+inline constexpr int kPartials = 1536;
+
+// Blocks that a launch may have at most: the workspace has a stack of nodes for each.
+inline constexpr int kMaxBlocks = 384;
+
+inline constexpr int kMaxBatch = 1024;  // the schedule of a call is in each block's shared memory
+
+// Memory is read in lines of 128 bytes. A row of the cache lies in shared memory as panels of a line (slot_offset() in
+// shared_rows.cuh).
+inline constexpr int kPanelBytes = 128;
+
+constexpr int bits_of(CacheType type) {
+  return type == CacheType::kInt4 ? 4 : type == CacheType::kInt8 || type == CacheType::kFloat8E4M3FN ? 8 : 16;
+}
+
+// One compiled kernel: a cache type, heads of up to kHead channels, and 8 * kTiles query rows a KV head.
+template <CacheType kType, int kHead, int kTiles>
+struct Shape {
+  static constexpr bool kWide = bits_of(kType) == 16;
+  static constexpr int kHeadBytes = kHead * bits_of(kType) / 8;
+  // A row is that of as many KV heads as a line of memory holds.
+  static constexpr int kHeads = kHeadBytes < kPanelBytes ? kPanelBytes / kHeadBytes : 1;
+  static constexpr int kRowBytes = kHeads * kHeadBytes;
+  static constexpr int kPanels = kRowBytes / kPanelBytes;
+  static constexpr int kRows = 8 * kTiles;  // of a KV head
+  static constexpr int kAllRows = kRows * kHeads;
+  static constexpr int kSplit = kTiles == 4 && kHeads == 1 ? 2 : 1;  // warps that share out the rows
+  static constexpr int kWarpTiles = kTiles / kSplit;
+  static constexpr int kSteps = kHead / 16;                 // of a tensor-core product over the channels
+  static constexpr int kSize = kHead * kWarpTiles;          // a warp's registers for sums grow with it
+  static constexpr int kAllSize = kHead * kTiles * kHeads;  // shared memory for them does
+
+  // A block takes its keys in tiles. Two warps copy them, each of the others works on some keys of a tile for one KV
+  // head. kKeys and kGroups decide the order of sums: they may depend on the type and the head only.
+  static constexpr int kKeys = kRowBytes == kPanelBytes ? 32 : 16;  // of a warp in a tile
+  static constexpr int kGroups = kHeads == 4 ? 2 : 4;               // warps of a head
+  static constexpr int kWarps = kGroups * kHeads * kSplit;          // that work
+  static constexpr int kWorkers = 32 * kWarps;
+  static constexpr int kThreads = kWorkers + 64;
+  static constexpr int kTileKeys = kGroups * kKeys;
+
+  static constexpr int kSlotBytes = kTileKeys * kRowBytes;  // K or V of a tile
+  static constexpr int kBlocksPerSm = kWarps == 8 || kSlotBytes > 16384 || kSize == 512 ? 1 : 2;
+  // Slots of the ring: enough bytes under way, and not more (measured: docs/performance.md).
+  static constexpr int kSlots = kSlotBytes > 16384  ? 4
+                                : kBlocksPerSm == 1 ? (kSlotBytes < 16384 ? 8 : 5)
+                                : kTiles == 1       ? 3
+                                                    : 4;
+  // The lowest levels of a block's stack of nodes (tree.cuh) are in shared memory.
+  static constexpr int kLevels = kAllSize >= 512 ? 0 : kAllSize == 256 ? 1 : 2;
+  // Tiles of rows whose sums the warps exchange at a time, of each head.
+  static constexpr int kExchangeTiles = kAllSize <= 128 ? kTiles : 1;
+  static constexpr int kExchangeRows = 8 * kExchangeTiles * kHeads;
+  static constexpr int kExchangeStride = kHead + 4;    // floats of a row: rows start in different banks
+  static_assert(kGroups * kExchangeRows >= kAllRows);  // rows of Q stand there before
+  // Numbers of four channels and one row, each folded by one thread.
+  static constexpr int kItems = (kExchangeRows * kHead / 4 + kWorkers - 1) / kWorkers;
+  static constexpr bool kQueryInRegisters = kSize <= 128;
+};
+
+// What comes with K of a tile; with V, only to the warp that copies it.
+struct TileNote {
+  std::int32_t unit;      // whose keys these are; -1: there are no more
+  std::uint32_t live[4];  // keys that are mapped, a bit each
+  std::uint32_t unused[3];
+};
+
+// Shared memory, in order.
+struct Layout {
+  int ring = 0;             // [slots][slot bytes]
+  int notes = 0;            // [slots] TileNote
+  int full = 0, empty = 0;  // [slots] barriers
+  int query = 0;            // fragments
+  int exchange = 0;         // [groups][exchange rows][stride] floats: sums of the warps; rows of Q before that
+  int exchange_state = 0;   // [groups][exchange rows] float2
+  int stack_sums = 0;       // [levels][rows * head / 4] float4
+  int stack_states = 0;     // the same, float2
+  int row_scale = 0;        // [rows] floats
+  int flag = 0;             // a word that one thread has for all workers
+  int next = 0;             // one that the warps that copy share
+  int full_units = 0;       // [batch + 1]
+  int tail_units = 0;       // [batch + 1]
+  int partial_base = 0;     // [batch]
+  int tail_order = 0;       // [batch]
+  int keys = 0;             // [batch]
+  int width = 0;            // [batch]
+  int spans = 0;            // [batch + 1] SequenceSpan
+  int bytes = 0;
+};
+
+template <typename S>
+OCTAVO_HOST_DEVICE constexpr Layout layout_of(int batch) {
+  Layout layout;
+  int used = 0;
+  const auto take = [&used](int bytes) {
+    const int at = used;
+    used = (used + bytes + 15) / 16 * 16;
+    return at;
+  };
+  layout.ring = take(S::kSlots * S::kSlotBytes);
+  layout.notes = take(S::kSlots * static_cast<int>(sizeof(TileNote)));
+  layout.full = take(S::kSlots * 8);
+  layout.empty = take(S::kSlots * 8);
+  layout.query = take(S::kAllRows * S::kSteps * 32);
+  layout.exchange = take(S::kGroups * S::kExchangeRows * S::kExchangeStride * 4);
+  layout.exchange_state = take(S::kGroups * S::kExchangeRows * 8);
+  layout.stack_sums = take(S::kLevels * S::kAllSize * 2 * 16);
+  layout.stack_states = take(S::kLevels * S::kAllSize * 2 * 8);
+  layout.row_scale = take(S::kAllRows * 4);
+  layout.flag = take(4);
+  layout.next = take(4);
+  layout.full_units = take((batch + 1) * 4);
+  layout.tail_units = take((batch + 1) * 4);
+  layout.partial_base = take(batch * 4);
+  layout.tail_order = take(batch * 4);
+  layout.keys = take(batch * 4);
+  layout.width = take(batch * 4);
+  layout.spans = take((batch + 1) * static_cast<int>(sizeof(SequenceSpan)));
+  layout.bytes = used;
+  return layout;
+}
+
+// A cache's strides in pieces of 16 bytes.
+struct Pieces {
+  std::uint32_t block = 0, slot = 0;
+};
+
+// What the decode kernel gets besides the Call.
+struct Work {
+  std::int32_t head_groups = 0;  // of KV heads, a block's worth each
+  std::int32_t head_bytes = 0;   // of K or V of one head and key
+  std::int32_t partials = 0;
+  std::int32_t blocks = 0;        // of the launch
+  std::int32_t block_shift = 0;   // log2(block_size); -1: no power of two
+  std::uint32_t block_keys = 1;   // block_size, as far as positions reach
+  std::uint32_t block_limit = 0;  // ids below it are blocks
+  int shared_limit = 0;           // bytes of dynamic shared memory that a block of the device can have
+  int shared_least = 0;           // more than a third of an SM's: see backend.cc
+  bool pieces = false;            // rows start at multiples of 16 bytes whose number fits 32 bits
+  bool boxes = false;             // the maps are there, and the device copies by them
+  std::int32_t box_keys = 1;      // of a copy by them: a power of two that divides block_size
+  std::uint32_t no_bits = 0;      // zero, which the compiler does not know
+  Pieces key, value;
+  std::int32_t levels = 0;             // of a block's stack of nodes (tree.cuh); 0: no sequence has a second segment
+  float4* stack_sums = nullptr;        // [blocks][levels][rows * head / 4]: the levels that are not in shared memory
+  float2* stack_states = nullptr;      // the same
+  float* sums = nullptr;               // [partials][rows][head], relative to the maximum
+  float2* states = nullptr;            // [partials][rows]: maximum (base-2 logit), weight
+  std::uint32_t* arrived = nullptr;    // [partials]: units of a row tile that are done; zero before the launch
+  std::uint32_t* next_unit = nullptr;  // zero before the launch
+};
+
+// The caches as the copy engine sees them: a parameter of its own, since the compiler no longer keeps in registers or
+// reads as constants what stands beside something whose address is taken.
+struct Maps {
+  CUtensorMap key{}, value{};
+};
+
+}  // namespace octavo::cuda::decode
