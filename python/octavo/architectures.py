@@ -28,6 +28,14 @@ _REFUSED_UNLESS = {
     "rope.scaling.yarn_attn_factor": (1.0,),
     "rope.scaling.yarn_log_multiplier": (0.0,),
 }
+# The same of mixtures: the graph takes the softmax of the chosen experts' logits (3) and scales it by nothing.
+_REFUSED_OF_EXPERTS_UNLESS = {
+    "expert_gating_func": (0, 3),
+    "expert_weights_scale": (0.0, 1.0),
+    "expert_weights_norm": (True,),
+    "expert_group_count": (0, 1),
+    "expert_shared_count": (0,),
+}
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,7 @@ class Architecture:
     activation: of the gate, "silu", "gelu" (its tanh form), or "swiglu_oai" (clamped, times up + 1).
     softcaps: of the attention's scores and of the logits, where the file does not say.
     window_period: every layer has the window but each `window_period`-th, counted from 1; 0 = all have it.
-    window: the window's width where the file does not say; 0 = none.
+    window: the window's width where the file does not say; 0 = none, but a file with a window_period must say.
     local_rope: layers with the window rotate with this base, unscaled, where the file does not say; 0 = as the others.
     wide_layers: a model of so many layers divides scores by the root of hidden_size / num_heads; the file does not say.
     sinks: one extra logit a head in the softmax (attn_sinks).
@@ -236,7 +244,7 @@ def read_config(file: GGUFFile, context_length: int | None = None) -> ModelConfi
     """
     data = _Metadata(file, _architecture(file))
     traits = ARCHITECTURES[data.prefix[:-1]]
-    _check_variants(data, traits)
+    _refuse(data, _variants(data, traits))
     hidden, layers = data.size("embedding_length"), data.size("block_count")
     num_heads = data.size("attention.head_count")
     kv_num_heads = data.size("attention.head_count_kv", num_heads)
@@ -255,6 +263,16 @@ def read_config(file: GGUFFile, context_length: int | None = None) -> ModelConfi
             f"{file.path}: {data.name('rope.dimension_count')} is {rotary_dim}; "
             f"it must be even and at most {head_size}."
         )
+    rope_base = data.positive("rope.freq_base", 10_000.0)
+    # Layers with a window may have sizes of their own, in newer files.
+    own: dict[str, tuple[Any, ...]] = {
+        "rope.dimension_count_swa": (rotary_dim,),
+        "attention.key_length_swa": (head_size,),
+        "attention.value_length_swa": (head_size,),
+    }
+    if not traits.local_rope:
+        own["rope.freq_base_swa"] = (rope_base,)
+    _refuse(data, own)
     # Layers first: a lie in block_count must not build a table of a million names.
     file.tensor(f"blk.{layers - 1}.attn_norm.weight")
     experts = data.size("expert_count") if traits.experts else 0
@@ -267,7 +285,7 @@ def read_config(file: GGUFFile, context_length: int | None = None) -> ModelConfi
         kv_num_heads=kv_num_heads,
         head_size=head_size,
         rotary_dim=rotary_dim,
-        rope_base=data.positive("rope.freq_base", 10_000.0),
+        rope_base=rope_base,
         context_length=_context_length(data, context_length),
         vocab_size=file.tensor("token_embd.weight").shape[0],
         norm_epsilon=data.positive("attention.layer_norm_rms_epsilon"),
@@ -324,13 +342,19 @@ def _architecture(file: GGUFFile) -> str:
     return architecture
 
 
-def _check_variants(data: _Metadata, traits: Architecture) -> None:
+def _variants(data: _Metadata, traits: Architecture) -> dict[str, tuple[Any, ...]]:
+    """Keys that the graph of this architecture does not have -> the values that change nothing."""
     refused: dict[str, tuple[Any, ...]] = dict(_REFUSED_UNLESS)
-    if not traits.experts:
-        refused["expert_count"] = (0,)
-    if "rope_factors_long.weight" not in data.file.tensors:
+    refused |= _REFUSED_OF_EXPERTS_UNLESS if traits.experts else {"expert_count": (0,)}
+    if not traits.window_period:
+        refused["attention.sliding_window_pattern"] = (0,)  # 0: every layer has the window
+    if not _has_long_factors(data):
         refused["rope.scaling.attn_factor"] = (1.0,)
-    for key, harmless in refused.items():
+    return refused
+
+
+def _refuse(data: _Metadata, unless: dict[str, tuple[Any, ...]]) -> None:
+    for key, harmless in unless.items():
         value = data.get(key, type(harmless[0]), harmless[0])
         if value not in harmless:
             raise OctavoError(
@@ -339,7 +363,9 @@ def _check_variants(data: _Metadata, traits: Architecture) -> None:
 
 
 def _windows(data: _Metadata, traits: Architecture, layers: int) -> tuple[int, ...]:
-    window = data.get("attention.sliding_window", int, traits.window)
+    # Without a width, an architecture whose layers alternate would silently become one of full attention.
+    default = None if traits.window_period and not traits.window else traits.window
+    window = data.get("attention.sliding_window", int, default)
     if not 0 <= window <= MAX_CONTEXT_LENGTH:
         raise OctavoError(
             f"{data.file.path}: {data.name('attention.sliding_window')} is {window:,}; "
@@ -365,12 +391,11 @@ def _context_length(data: _Metadata, requested: int | None) -> int:
 
 def _scaled_frequencies(data: _Metadata, config: ModelConfig, plain: np.ndarray) -> tuple[np.ndarray, float]:
     """Frequencies and the factor of cos and sin, from plain frequencies and what the file says of scaling."""
-    tensors = data.file.tensors
-    if "rope_factors_long.weight" in tensors:  # LongRoPE: the exported context chooses
+    if _has_long_factors(data):  # LongRoPE: the exported context chooses
         own = data.size("rope.scaling.original_context_length", config.context_length)
         name = f"rope_factors_{'long' if config.context_length > own else 'short'}.weight"
         return plain / _divisors(data.file, name, plain.size), data.positive("rope.scaling.attn_factor", 1.0)
-    if "rope_freqs.weight" in tensors:  # Llama 3's
+    if "rope_freqs.weight" in data.file.tensors:  # Llama 3's
         plain = plain / _divisors(data.file, "rope_freqs.weight", plain.size)
     factor, kind = _scaling_factor(data), data.get("rope.scaling.type", str, "linear")
     if kind == "yarn":
@@ -385,14 +410,25 @@ def _divisors(file: GGUFFile, name: str, count: int) -> np.ndarray:
     return divisors
 
 
+def _has_long_factors(data: _Metadata) -> bool:
+    return "rope_factors_long.weight" in data.file.tensors
+
+
+def _check_scaling(data: _Metadata) -> None:
+    scaling = data.get("rope.scaling.type", str, "linear")
+    if scaling == "longrope" and not _has_long_factors(data):
+        raise OctavoError(f"{data.file.path}: RoPE scaling 'longrope' needs the tensor 'rope_factors_long.weight'.")
+    if scaling not in ("none", "linear", "yarn", "longrope"):
+        raise OctavoError(
+            f"{data.file.path}: RoPE scaling {quoted(scaling)} is not supported; supported are none, linear, yarn, "
+            "longrope and the tensors rope_freqs and rope_factors."
+        )
+    _scaling_factor(data)
+
+
 def _scaling_factor(data: _Metadata) -> float:
     """llama.cpp's rules: no type means linear, an older key may name the factor, and a factor of 0 means 1."""
     scaling = data.get("rope.scaling.type", str, "linear")
-    if scaling not in ("none", "linear", "yarn"):
-        raise OctavoError(
-            f"{data.file.path}: RoPE scaling {quoted(scaling)} is not supported; supported are none, linear, yarn, "
-            "rope_freqs and rope_factors."
-        )
     key = next((key for key in ("rope.scaling.factor", "rope.scale_linear") if data.has(key)), None)
     if scaling == "none" or key is None or data.get(key, float) == 0:
         return 1.0
@@ -420,7 +456,7 @@ def _yarn(data: _Metadata, config: ModelConfig, plain: np.ndarray, factor: float
 
 
 def _check_tensors(file: GGUFFile, config: ModelConfig) -> None:
-    _scaling_factor(_Metadata(file, config.architecture))
+    _check_scaling(_Metadata(file, config.architecture))
     expected = config.tensor_shapes()
     for layer in range(config.layers):
         for name, width in OPTIONAL_BIASES.items():

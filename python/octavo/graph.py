@@ -11,26 +11,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from onnx import TensorProto
 
 from . import weights
 from .architectures import OPTIONAL_BIASES, ModelConfig, half_rotation_order, rope_caches
+from .errors import OctavoError, quoted
 from .gguf_reader import GGUFFile
 from .onnx_writer import OnnxWriter
 from .weights import Blockwise, Dense, Weight
 
 MS = "com.microsoft"
-# Of gpt-oss's experts. swiglu_fusion 1: rows of gate and up by turns.
-SWIGLU_OAI: dict[str, Any] = {
-    "activation_type": "swiglu",
-    "activation_alpha": 1.702,
-    "activation_beta": 1.0,
-    "swiglu_limit": 7.0,
-    "swiglu_fusion": 1,
-    "normalize_routing_weights": 1,
+# Attributes of a mixture by Architecture.activation. swiglu_fusion 1: rows of gate and up by turns.
+EXPERT_ACTIVATIONS: dict[str, dict[str, Any]] = {
+    "swiglu_oai": {
+        "activation_type": "swiglu",
+        "activation_alpha": 1.702,
+        "activation_beta": 1.0,
+        "swiglu_limit": 7.0,
+        "swiglu_fusion": 1,
+        "normalize_routing_weights": 1,
+    },
 }
 
 
@@ -74,7 +77,12 @@ def _rope_name(name: str, local: bool) -> str:
     return name + ("_local" if local else "")
 
 
-def _fits_qmoe(weight: Weight | None) -> bool:
+def _no_activation(activation: str, of: str) -> OctavoError:
+    return OctavoError(f"the graph has no {quoted(activation)} in {of}; add it to octavo/graph.py.")
+
+
+def _is_symmetric_int8(weight: Weight | None) -> TypeGuard[Blockwise]:
+    """8-bit codes times scales, as QMoE and GatherBlockQuantized take them."""
     return isinstance(weight, Blockwise) and weight.bits == 8 and weight.offsets is None
 
 
@@ -125,7 +133,7 @@ class _Graph:
         """Returns the value hidden (T, H) and the embedding matrix, which a tied head uses again."""
         weight = weights.load(self.file, "token_embd.weight", self.options.weight_form, is_head=True)
         writer = self.writer
-        if isinstance(weight, Blockwise) and weight.bits == 8 and weight.offsets is None:
+        if _is_symmetric_int8(weight):
             writer.share(weight.codes)
             writer.share(weight.scales)
             codes = writer.constant("token_embd.codes", weight.codes.reshape(weight.shape))
@@ -167,11 +175,14 @@ class _Graph:
 
     def _feed_forward(self, prefix: str, normed: str) -> str:
         gate, up = self._gate_and_up(prefix, normed)
-        if self.config.traits.activation == "gelu":
+        activation = self.config.traits.activation
+        if activation == "gelu":
             gate = self.writer.node("Gelu", [gate], prefix + "ffn_gate.gelu", approximate="tanh")
-        else:
+        elif activation == "silu":
             sigmoid = self.writer.node("Sigmoid", [gate], prefix + "ffn_gate.sigmoid")
             gate = self.writer.node("Mul", [gate, sigmoid], prefix + "ffn_gate.swish")
+        else:
+            raise _no_activation(activation, "a dense feed-forward")
         gated = self.writer.node("Mul", [gate, up], prefix + "ffn_gated")
         return self._linear(prefix + "ffn_down", gated)
 
@@ -203,11 +214,13 @@ class _Graph:
         by_turns = np.stack([np.arange(rows), np.arange(rows, 2 * rows)], axis=1).reshape(-1)
         both_biases = np.stack([gate_bias, up_bias], axis=2).reshape(config.expert_count, -1)
 
-        attributes: dict[str, Any] = SWIGLU_OAI | {"k": config.experts_used}
+        if config.traits.activation not in EXPERT_ACTIVATIONS:
+            raise _no_activation(config.traits.activation, "a mixture of experts")
+        attributes: dict[str, Any] = EXPERT_ACTIVATIONS[config.traits.activation] | {"k": config.experts_used}
         if (
             self.options.accuracy_level == 4
-            and _fits_qmoe(gate_up)
-            and _fits_qmoe(down)
+            and _is_symmetric_int8(gate_up)
+            and _is_symmetric_int8(down)
             and gate_up.block == down.block
         ):
             attributes |= {"expert_weight_bits": 8, "block_size": down.block}

@@ -91,16 +91,16 @@ SCALE_BYTES = {
 
 
 def quantised(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
-    """Bytes of a float32 matrix in `kind`: of its values, or of SCALE_BYTES' types, any bytes with sane scales."""
+    """Bytes of float32 matrices in `kind`: of its values, or of SCALE_BYTES' types, any bytes with sane scales."""
     if kind not in SCALE_BYTES:
         return gguf.quants.quantize(values, kind)
     block, size = gguf.GGML_QUANT_SIZES[kind]
-    rows, columns = values.shape
-    seed = int(np.abs(values[0, 0]) * 1e6)
-    data = np.random.default_rng(seed).integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
+    *rows, columns = values.shape
+    seed = int(np.abs(values.flat[0]) * 1e6)
+    data = np.random.default_rng(seed).integers(0, 256, (*rows, columns // block, size), dtype=np.uint8)
     for start, value in SCALE_BYTES[kind]:
         data[..., start : start + 2] = np.array([value], np.float16).view(np.uint8)
-    return data.reshape(rows, -1)
+    return data.reshape(*rows, -1)
 
 
 def write_tiny_gguf(

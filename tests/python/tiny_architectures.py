@@ -11,7 +11,7 @@ from typing import Any
 
 import gguf
 import numpy as np
-from models_support import add_byte_vocabulary
+from models_support import add_byte_vocabulary, quantised
 
 LOGITS = Path(__file__).parent / "data/architecture_logits.npz"
 VOCAB, HIDDEN, FEED, HEADS, KV_HEADS, CONTEXT, TOKENS = 272, 64, 96, 4, 2, 128, 40
@@ -255,8 +255,14 @@ def _expert_tensors(source: str, values: np.ndarray) -> dict[str, np.ndarray]:
     return {f"{prefix}ffn_gate_exps.{suffix}": values[:, 0::2], f"{prefix}ffn_up_exps.{suffix}": values[:, 1::2]}
 
 
-def write_gguf(path: Path, case: Case, kind: str = "F32", without: tuple[str, ...] = ()) -> None:
-    """The model as a GGUF file. kind: of the matrices. without: keys to leave out."""
+def write_gguf(
+    path: Path,
+    case: Case,
+    kind: str = "F32",
+    without: tuple[str, ...] = (),
+    more: dict[str, tuple[str, Any]] | None = None,
+) -> None:
+    """The model as a GGUF file. kind: of the matrices. without: keys to leave out. more: keys to add or replace."""
     writer = gguf.GGUFWriter(path, case.architecture)
     keys: dict[str, tuple[str, Any]] = {
         "block_count": ("add_uint32", case.layers),
@@ -270,13 +276,13 @@ def write_gguf(path: Path, case: Case, kind: str = "F32", without: tuple[str, ..
         "attention.layer_norm_rms_epsilon": ("add_float32", EPSILON),
         "rope.dimension_count": ("add_uint32", case.head_size),
     }
-    for key, (method, value) in (keys | case.keys).items():
+    for key, (method, value) in (keys | case.keys | (more or {})).items():
         if key not in without:
             getattr(writer, method)(f"{case.architecture}.{key}", value)
     add_byte_vocabulary(writer, VOCAB)
     for name, values in gguf_tensors(case).items():
         tensor_kind = gguf.GGMLQuantizationType[kind if values.ndim > 1 and name.endswith(".weight") else "F32"]
-        data = gguf.quants.quantize(np.ascontiguousarray(values), tensor_kind)
+        data = quantised(np.ascontiguousarray(values), tensor_kind)
         writer.add_tensor(name, data, raw_dtype=tensor_kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
