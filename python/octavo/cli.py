@@ -402,9 +402,10 @@ def bench(
     """Time one decode step of attention through octavo's Python API, and compare it.
 
     Each row has the floor (a plain read of the same bytes of K and V), the peer (GroupQueryAttention of the installed
-    onnxruntime, which has no paged kernel on a CPU), and octavo, measured by turns with equal threads on caches that no
-    processor cache holds; both results are checked against float64 first. "of stock" is octavo's time over stock's, "of
-    floor" the share of the plain read's rate that octavo reaches. Use a quiet machine.
+    onnxruntime, which has no paged kernel on a CPU), and octavo, measured by turns with equal threads. Calls go round
+    256 MiB of caches, more than most processors' caches hold; a * marks rows that go round less. A sample of both
+    results is checked against float64 first. "of stock" is octavo's time over stock's, "of floor" the share of the
+    plain read's rate that octavo reaches. Use a quiet machine.
     """
     if heads % kv_heads:
         raise click.UsageError(f"--heads {heads} is not a multiple of --kv-heads {kv_heads}.")

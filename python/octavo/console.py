@@ -62,9 +62,13 @@ def print_perplexity(report: Report) -> None:
 
 def print_bench(report: dict[str, Any]) -> None:
     """report: of bench.run."""
+    from .bench import DISTINCT_BYTES
+    from .sizes import shown_bytes
+
+    small = [row["ring_bytes"] for row in report["rows"] if row["ring_bytes"] < DISTINCT_BYTES]
     rows = (
         (
-            row["work"],
+            row["work"] + (" *" if row["ring_bytes"] < DISTINCT_BYTES else ""),
             f"{row['floor_us']:,.0f} us",
             f"{bar:,.0f} us" if (bar := row["bar_us"]) else "no kernel",
             f"{row['ours_us']:,.0f} us",
@@ -75,7 +79,11 @@ def print_bench(report: dict[str, Any]) -> None:
     )
     _print_table(["work", *_numbers(("floor", "stock", "octavo", "of stock", "of floor"), no_wrap=True)], rows)
     stock = ", ".join(f"{name} of {about['version']}" for name, about in report["about_peers"].items())
-    click.echo(f"{report['device']}, {counted(report['threads'], 'thread')}; {report['commit']}, {stock}.")
+    click.echo(f"{report['device']}, {counted(report['threads'], 'thread')}; {report['version']}, {stock}.")
+    if small:
+        click.echo(f"* goes round caches of {shown_bytes(min(small))} or more only, which a processor cache may hold.")
+    for refusal in dict.fromkeys(text for row in report["rows"] for text in row["peer_refusals"].values()):
+        click.echo(f"no kernel: {refusal}")
 
 
 def _numbers(heads: Iterable[str], **options: Any) -> list[Any]:

@@ -37,10 +37,11 @@ def test_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     picture = tmp_path / "bench.png"
     assert octavo.cli.main(["bench", *SMALL, "--batch", "2", "--json", "--png", str(picture)]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert {"commit", "device", "date", "limit", "rows", "threads"} <= set(report)
+    assert {"version", "device", "date", "limit", "rows", "threads"} <= set(report)
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert [row["work"].split()[0] for row in report["rows"]] == ["fp32", "fp16", "int8", "fp8", "int4"]
     for row in report["rows"]:
+        assert row["ring_bytes"] >= 1 << 16 and row["ring_bytes"] % row["bytes"] == 0
         assert row["ours_us"] > 0 and row["floor_us"] > 0 and row["error"] < 1e-3
         assert row["bytes"] == 2 * 2 * 40 * 2 * 64 * CACHE_TYPES_BITS[row["work"].split()[0]] // 8
         if row["work"].startswith("fp8"):
@@ -77,6 +78,49 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert octavo.cli.main(["bench", *SMALL, "--batch", "1", "--kv-cache", "int8", "--kv-cache", "float8e4m3fn"]) == 0
     out = capsys.readouterr().out
     assert "int8 4/2x64 40x1 fp32 Q" in out and "no kernel" in out and "1 thread;" in out
+    assert out.count("no kernel: ") == 1 and "*" not in out
+
+
+def test_rows_that_a_processor_cache_may_hold_are_marked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench, "MAX_SETS", 1)
+    assert octavo.cli.main(["bench", *SMALL, "--batch", "1", "--kv-cache", "int8"]) == 0
+    out = capsys.readouterr().out
+    assert "40x1 fp32 Q *" in out and "* goes round caches of 10.0 KiB" in out
+
+
+def test_small_works_go_round_as_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    work = Work(CACHE_TYPES["int4"], 9, 3, 64, 1024, 1, 16)
+    assert bench.MAX_SETS * work.byte_count >= bench.DISTINCT_BYTES == 256 << 20
+
+
+@pytest.mark.parametrize("error", [MemoryError, ValueError])
+def test_other_failures_of_stock_are_no_refusals(monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("onnxruntime.InferenceSession", fail)
+    with pytest.raises(OctavoError if error is MemoryError else error):
+        bench.run([Work(CACHE_TYPES["float32"], 4, 2, 64, 40, 1, 16)], threads=1, seconds=0)
+
+
+@pytest.mark.parametrize(("cache", "value", "words"), [("float8e4m3fn", np.nan, "finite"), ("int8", 2.0, "off by")])
+@pytest.mark.parametrize("last_set", [False, True])
+def test_every_sequence_of_the_first_and_last_set_is_checked(
+    monkeypatch: pytest.MonkeyPatch, cache: str, value: float, words: str, last_set: bool
+) -> None:
+    run_ours = bench._Calls.run_ours
+
+    def spoilt(self: bench._Calls, index: int) -> None:
+        run_ours(self, index)
+        if index == (self.count - 1 if last_set else 0):
+            self.ours_output[1, 3:] *= value
+
+    monkeypatch.setattr(bench._Calls, "run_ours", spoilt)
+    with pytest.raises(OctavoError, match=words):
+        bench.run([Work(CACHE_TYPES[cache], 4, 2, 64, 40, 2, 16)], threads=1, seconds=0)
 
 
 @pytest.mark.parametrize("side", ["ours", "stock"])
