@@ -122,6 +122,14 @@ class _Call:
         value = helper.get_attribute_value(given)
         return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
+    def count(self, name: str, least: int = 1) -> int:
+        """An attribute that counts something. Raises InferenceError where it is missing, no integer, or too small."""
+        value = self.attribute(name)
+        if not isinstance(value, int) or not least <= value < 1 << 31:
+            got = "missing" if value is None else f"{value!r:.80}"
+            raise InferenceError(f"PagedAttention: {name} must be an integer from {least}; it is {got}.")
+        return value
+
     def has(self, name: str) -> bool:
         index = INPUT_NAMES.index(name)
         return index < self._context.get_num_inputs() and self._context.has_input(index)
@@ -160,17 +168,17 @@ def _infer(context: InferenceContext) -> None:
             context.set_output_type(index, cache)
     if context.get_num_outputs() > 3 and context.has_output(3):
         # Its type follows from no input: the model declares it.
-        shape = [call.attribute("num_heads"), token_count, _context_length(call)]
+        shape: list[Dim] = [call.count("num_heads"), token_count, _context_length(call)]
         _set(context, 3, TensorProto.UNDEFINED, shape)
 
 
 def _output_width(call: _Call) -> Dim:
     """N * effective_v_head_size."""
-    heads, kv_heads = call.attribute("num_heads"), call.attribute("kv_num_heads")
+    heads, kv_heads = call.count("num_heads"), call.count("kv_num_heads")
     width = call.dims("query", 2)[1]
     latent = call.attribute("kv_cache_layout") == "LATENT"
-    if latent and call.attribute("v_head_size"):
-        return heads * call.attribute("v_head_size")
+    if latent and (v_head_size := call.count("v_head_size", 0)):
+        return heads * v_head_size
     if latent or call.has("key"):
         return width if width is not None else _times(_head_size(call), heads)
     if isinstance(width, int):
@@ -189,8 +197,9 @@ def _context_length(call: _Call) -> Dim:
     capacity = _times(call.dims("block_table", 2)[1], call.dims("key_cache", 4)[1])
     if not call.has("attention_metadata"):
         return capacity
+    call.dims("attention_metadata", 1)
     metadata = call.constant("attention_metadata")
-    if metadata is None or metadata.size < 2:
+    if metadata is None or metadata.dtype.kind != "i" or metadata.size < 2:
         return None
     bound = int(metadata[1])
     if bound == 0:

@@ -62,6 +62,7 @@ def model(
     if "value_cache" in without and outputs > 2:
         made[2] = ""
     attributes = {"num_heads": HEADS, "kv_num_heads": KV_HEADS, **attributes}
+    attributes = {name: value for name, value in attributes.items() if value is not None}
     nodes = [
         helper.make_node("PagedAttention", names, made, domain="com.microsoft", **attributes),
         helper.make_node("Cast", ["output"], ["after"], to=TensorProto.FLOAT),
@@ -165,6 +166,35 @@ def test_symbolic_widths() -> None:
 def test_wrong_ranks_are_named() -> None:
     with pytest.raises(onnx.shape_inference.InferenceError, match="query must have 2 dimensions, it has 3"):
         inferred(model(dims={"query": ["batch", "tokens", 768]}))
+
+
+@pytest.mark.parametrize(
+    ("attributes", "words"),
+    [
+        ({"num_heads": None}, "num_heads must be an integer from 1; it is missing"),
+        ({"kv_num_heads": None}, "kv_num_heads must be an integer from 1; it is missing"),
+        ({"num_heads": 0, "kv_num_heads": 0}, "num_heads must be an integer from 1; it is 0"),
+        ({"kv_num_heads": -4}, "kv_num_heads must be an integer from 1; it is -4"),
+        ({"num_heads": "8"}, "num_heads must be an integer from 1; it is '8'"),
+        ({"kv_num_heads": [2]}, "kv_num_heads must be an integer from 1; it is "),
+        ({"kv_cache_layout": "LATENT", "v_head_size": "512"}, "v_head_size must be an integer from 0; it is '512'"),
+        ({"kv_cache_layout": "LATENT", "v_head_size": -1}, "v_head_size must be an integer from 0; it is -1"),
+    ],
+)
+def test_wrong_attributes_are_named(attributes: dict[str, Any], words: str) -> None:
+    with pytest.raises(onnx.shape_inference.InferenceError, match=words):
+        inferred(model(**attributes))
+
+
+def test_wrong_metadata_is_no_traceback() -> None:
+    made = model(outputs=4, metadata=[0, 0, 0], qk_output=1)
+    table = numpy_helper.from_array(np.zeros((2, 3), np.int32), "attention_metadata")
+    words = numpy_helper.from_array(np.array(["a", "b"], object), "attention_metadata")
+    made.graph.initializer[0].CopyFrom(table)
+    with pytest.raises(onnx.shape_inference.InferenceError, match="attention_metadata must have 1 dimensions"):
+        inferred(made)
+    made.graph.initializer[0].CopyFrom(words)
+    assert inferred(made)["output_qk"][1][2].startswith("unk__")
 
 
 def test_the_checker_knows_the_operator() -> None:
