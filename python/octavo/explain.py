@@ -13,14 +13,13 @@ from onnx import TensorProto, helper
 
 from .errors import OctavoError, counted, quoted
 from .onnx_model import INPUT_NAMES, OnnxModel, PagedNode, ValueType, read_model
-from .sizes import Sizes, measure
+from .sizes import DEFAULT_BLOCK_SIZE, Sizes, measure
 
 if TYPE_CHECKING:
     from .attention import BackendVerdict
 
 # Sizes of the call that stands for a node: one token, one sequence, room for a few more.
 TOKENS, BATCH, BLOCKS, TABLE_WIDTH, CONTEXT = 1, 1, 2, 2, 8
-DEFAULT_BLOCK_SIZE = 16
 _INT32_INPUTS = {
     "cumulative_sequence_length": (BATCH + 1,),
     "past_seqlens": (BATCH,),

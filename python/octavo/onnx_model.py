@@ -16,6 +16,8 @@ from onnx import TensorProto, helper
 from .errors import OctavoError
 
 MAX_GRAPH_BYTES = 2 << 30  # protobuf's own limit
+# Types of which a byte holds several elements, and how many.
+_PACKED = {"INT4": 2, "UINT4": 2, "FLOAT4E2M1": 2, "INT2": 4, "UINT2": 4}
 
 # Indices of PagedAttention's inputs; names as octavo.paged_attention has them.
 INPUT_NAMES = (
@@ -139,10 +141,16 @@ def _weight(tensor: onnx.TensorProto) -> Weight:
     if tensor.data_location == TensorProto.EXTERNAL:
         entries = {entry.key: entry.value for entry in tensor.external_data}
         place = (str(entries.get("location", "")), _number(entries.get("offset")))
-        return Weight(dims, _number(entries.get("length")), place)
-    known = tensor.data_type in helper.get_all_tensor_dtypes()
-    width = helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize if known else 0
-    return Weight(dims, len(tensor.raw_data) or width * math.prod(dims), tensor.name)
+        return Weight(dims, _number(entries.get("length")) or _dense_bytes(tensor), place)  # length is optional
+    return Weight(dims, len(tensor.raw_data) or _dense_bytes(tensor), tensor.name)
+
+
+def _dense_bytes(tensor: onnx.TensorProto) -> int:
+    """What a tensor's elements take; 0 where its type is unknown."""
+    if tensor.data_type not in helper.get_all_tensor_dtypes() or any(extent < 0 for extent in tensor.dims):
+        return 0
+    width = helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    return -(-width * math.prod(tensor.dims) // _PACKED.get(TensorProto.DataType.Name(tensor.data_type), 1))
 
 
 def _value_type(value: onnx.ValueInfoProto) -> ValueType:

@@ -13,6 +13,7 @@ from .errors import OctavoError, counted
 from .onnx_model import OnnxModel, PagedNode
 
 DEFAULT_CONTEXT = 4096  # where the graph does not limit positions
+DEFAULT_BLOCK_SIZE = 16  # where it does not tell
 _READS_ROWS = ("Gather", "GatherBlockQuantized", "PagedAttention")  # of their initializers: a row or two a token
 _EXPERTS = ("MoE", "QMoE")
 
@@ -132,7 +133,7 @@ def _longest_context(model: OnnxModel) -> int:
 def _block_size(model: OnnxModel, node: PagedNode) -> int:
     cache = model.type_of(node.inputs["key_cache"])
     extent = cache.shape[1] if cache is not None and cache.shape else None
-    return extent if isinstance(extent, int) and extent > 0 else 1
+    return extent if isinstance(extent, int) and extent > 0 else DEFAULT_BLOCK_SIZE
 
 
 def _weights_read(model: OnnxModel, batch: int) -> int:

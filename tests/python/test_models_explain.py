@@ -15,7 +15,7 @@ import octavo
 from octavo.errors import OctavoError
 from octavo.explain import ATTRIBUTES, describe, unknown_attributes
 from octavo.onnx_model import read_model
-from octavo.sizes import shown_bytes
+from octavo.sizes import DEFAULT_BLOCK_SIZE, shown_bytes
 
 pytest.importorskip("octavo._core", reason="octavo's compiled extension is not installed")
 
@@ -206,6 +206,36 @@ def test_sizes_follow_windows_and_experts(tmp_path: Path) -> None:
         assert sizes.weights == 8 * 16 * 4 * 4 + 50 * 4 * 2 and sizes.weights_read == share * 16 * 4 * 4
         assert (sizes.cache_token, sizes.cache_sequence) == (row, 32 * 32 * row)
         assert (sizes.cache_read, sizes.cache_written) == (batch * 100 * row, batch * row)
+
+
+@pytest.mark.parametrize(
+    ("element", "length", "expected"),
+    [
+        (TensorProto.FLOAT16, None, 30),
+        (TensorProto.INT4, None, 8),
+        (TensorProto.FLOAT16, 64, 64),
+        (TensorProto.UNDEFINED, None, 0),
+    ],
+)
+def test_external_data_without_a_length(tmp_path: Path, element: int, length: int | None, expected: int) -> None:
+    model = onnx.load(graph(tmp_path / "m.onnx"))
+    tensor = model.graph.initializer.add(name="w", data_type=element, dims=[3, 5], data_location=TensorProto.EXTERNAL)
+    entries = {"location": "m.data", "offset": "4096"} | ({} if length is None else {"length": str(length)})
+    for key, value in entries.items():
+        tensor.external_data.add(key=key, value=value)
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    found = read_model(tmp_path / "m.onnx")
+    assert found.weights["w"].byte_count == expected and found.external_bytes == {"m.data": 4096 + expected}
+
+
+def test_an_unknown_block_size_is_the_default(tmp_path: Path) -> None:
+    model = onnx.load(graph(tmp_path / "m.onnx"))
+    for value in model.graph.input[1:3]:
+        value.type.tensor_type.shape.dim[1].dim_param = "block"
+    onnx.save(model, tmp_path / "m.onnx")
+    report = describe(tmp_path / "m.onnx", context=17)
+    assert report.groups[0][1].block_size == DEFAULT_BLOCK_SIZE
+    assert report.sizes.cache_sequence == 2 * DEFAULT_BLOCK_SIZE * report.sizes.cache_token
 
 
 def test_unknown_sizes_are_said(tmp_path: Path) -> None:
