@@ -11,7 +11,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,7 +129,9 @@ def next_line(model_dir: Path) -> str:
 
 def _own_command() -> str:
     """How to call octavo from this shell, in the current folder, whether or not it is on the PATH."""
-    called = Path(sys.argv[0]).absolute()
+    called = Path(sys.argv[0])
+    with suppress(OSError):  # the current folder has been deleted
+        called = called.absolute()
     if called.name != "octavo" or not called.is_file():
         return f"{shlex.quote(_short(Path(sys.executable)))} -m octavo"
     on_path = shutil.which("octavo")
@@ -142,6 +144,6 @@ def _short(path: Path) -> str:
     """Relative to the current folder, for a path inside it. Links are kept: a virtual environment is made of them."""
     try:
         relative = path.relative_to(Path.cwd())
-    except ValueError:
+    except (ValueError, OSError):  # elsewhere; the current folder has been deleted
         return str(path)
     return str(relative) if len(relative.parts) > 1 else f"./{relative}"

@@ -74,11 +74,14 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 def new_folder(target: Path, force: bool) -> Iterator[Path]:
     """Gives a temporary folder beside `target` that takes its place when the block ends well, and vanishes otherwise.
 
-    A link is followed: what it leads to is written. SIGTERM and SIGHUP end the block as Ctrl-C does.
+    A link is followed: what it leads to is written. An empty folder is filled, and stays the folder that it is: it may
+    be somebody's current one. SIGTERM and SIGHUP end the block as Ctrl-C does, and no second signal stops the cleaning.
 
     Errors: OctavoError where `target` is in use (a model of octavo convert is replaced with `force` only, and a folder
-    that holds anything else never) or cannot be written.
+    that holds anything else never), cannot be written, or has a name that is no text.
     """
+    if any("\ud800" <= character <= "\udfff" for character in str(target)):  # bytes that are not UTF-8
+        raise OctavoError(f"the folder name {str(target)!a} is not UTF-8 text, which onnxruntime cannot open.")
     target = Path(os.path.realpath(target))
     _check_target(target, force)
     try:
@@ -91,8 +94,9 @@ def new_folder(target: Path, force: bool) -> Iterator[Path]:
                 yield partial
                 _put_in_place(target, partial, old, force)
             finally:
-                if target.exists() or not old.exists():  # else `old` is the only model there is
-                    shutil.rmtree(work, ignore_errors=True)
+                with _signals_ignored():
+                    if target.exists() or not old.exists():  # else `old` is the only model there is
+                        shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
         raise OctavoError(f"{target} cannot be written: {error.strerror or error}.") from error
 
@@ -106,11 +110,11 @@ def require_space(folder: Path, byte_count: int) -> None:
 
 
 def _check_target(target: Path, force: bool) -> None:
-    if not target.exists() and not target.is_symlink():
-        return
-    if not target.is_dir():
-        raise OctavoError(f"{target} is a file; give a folder that does not exist yet.")
     try:
+        if not target.exists() and not target.is_symlink():
+            return
+        if not target.is_dir():
+            raise OctavoError(f"{target} is a file; give a folder that does not exist yet.")
         content = sorted(os.listdir(target))
     except OSError as error:
         raise OctavoError(f"{target} cannot be read: {error.strerror or error}.") from error
@@ -131,6 +135,15 @@ def _check_target(target: Path, force: bool) -> None:
             f"{target} holds a model that octavo convert did not write, and --force does not delete it; move it away, "
             "or give another folder."
         )
+    if _is_current(target):
+        raise OctavoError(f"{target} is the current folder, which --force cannot replace; go to another one first.")
+
+
+def _is_current(folder: Path) -> bool:
+    try:
+        return os.path.samefile(folder, os.curdir)
+    except OSError:  # the current folder has been deleted
+        return False
 
 
 def _holds_a_model(target: Path) -> OctavoError:
@@ -153,6 +166,9 @@ def _put_in_place(target: Path, partial: Path, old: Path, force: bool) -> None:
     """Renames `partial` to `target`, with `force` after `target` to `old`. Files that came there meanwhile stay."""
     if force:
         _check_target(target, force)
+    if target.is_dir() and not os.listdir(target):
+        _fill(target, partial)
+        return
     try:
         if force:
             with suppress(FileNotFoundError):  # nothing to replace
@@ -166,27 +182,63 @@ def _put_in_place(target: Path, partial: Path, old: Path, force: bool) -> None:
         raise
 
 
+def _fill(target: Path, partial: Path) -> None:
+    """Moves the files of `partial` into the empty folder `target`, all or none, its configuration last."""
+    placed: list[Path] = []
+    try:
+        for file in sorted(partial.iterdir(), key=lambda file: (file.name == CONFIG_FILE, file.name)):
+            (target / file.name).touch(exist_ok=False)  # of two conversions one wins
+            placed.append(target / file.name)
+            file.replace(target / file.name)
+    except BaseException as error:  # Ctrl-C too
+        for file in placed:
+            file.unlink(missing_ok=True)
+        if isinstance(error, FileExistsError):
+            raise _holds_a_model(target) from None
+        raise
+
+
+def _handled_signals() -> dict[int, Any]:
+    """Signals that end a program -> how this one takes them. Empty outside the main thread, where none can be set."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    return {number: taken for number in numbers if (taken := signal.getsignal(number)) is not None}
+
+
+@contextmanager
+def _signals_ignored() -> Iterator[None]:
+    before = _handled_signals()
+    for number in before:
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for number, taken in before.items():
+            signal.signal(number, taken)
+
+
 @contextmanager
 def _signals_raise() -> Iterator[None]:
     """SIGTERM and SIGHUP raise SystemExit in the block, so that it cleans up, where they would end the process.
 
-    Does nothing outside the main thread, where Python sets no handlers, and for a signal that has a handler or is
-    ignored (nohup) already.
+    After one of them, or Ctrl-C, all are ignored: a second must not stop the cleaning up. Does nothing outside the main
+    thread, where Python sets no handlers, and for a signal that has a handler or is ignored (nohup) already.
     """
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    if threading.current_thread() is not threading.main_thread():
-        numbers = []
-    numbers = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+    usual = (signal.SIG_DFL, signal.default_int_handler)
+    before = {number: taken for number, taken in _handled_signals().items() if taken in usual}
 
-    def stop(number: int, _: object) -> None:
-        for other in numbers:
-            signal.signal(other, signal.SIG_IGN)  # a second one must not stop the cleaning up
+    def stop(number: int, frame: Any) -> None:
+        for other in before:
+            signal.signal(other, signal.SIG_IGN)
+        if before[number] is signal.default_int_handler:
+            raise KeyboardInterrupt
         raise SystemExit(128 + number)
 
-    for number in numbers:
+    for number in before:
         signal.signal(number, stop)
     try:
         yield
     finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
+        for number, taken in before.items():
+            signal.signal(number, taken)

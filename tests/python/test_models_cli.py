@@ -293,6 +293,17 @@ def test_next_lines_work_as_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert octavo.console.next_line(Path("m")).startswith(f"Next: {program} generate m ")
 
 
+def test_the_next_line_where_the_current_folder_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    for program in ("octavo", str(tmp_path / "octavo")):
+        monkeypatch.setattr(sys, "argv", [program])
+        line = octavo.console.next_line(Path("m"))
+        assert line.startswith(f"Next: {sys.executable} -m octavo generate m ")
+
+
 def test_a_closed_pipe_is_no_traceback(library: None, model_dir: Path) -> None:
     arguments = command("generate", model_dir, "--raw", "--max-tokens", 16000, "--prompt", "the")
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

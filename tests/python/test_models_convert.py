@@ -305,6 +305,81 @@ class TestFolder:
             signal.signal(signal.SIGHUP, before)
         assert (tmp_path / "out/model.onnx").is_file()
 
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_a_second_signal_does_not_stop_the_cleaning(
+        self, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+    ) -> None:
+        """Risk: who presses Ctrl-C twice keeps a hidden folder as large as the model."""
+        remove = octavo.genai_folder.shutil.rmtree
+
+        def slow(path: Path, ignore_errors: bool = False) -> None:
+            os.kill(os.getpid(), number)
+            remove(path, ignore_errors=ignore_errors)
+
+        def progress(step: str, done: int, total: int) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+        monkeypatch.setattr(octavo.genai_folder.shutil, "rmtree", slow)
+        before = {other: signal.getsignal(other) for other in (signal.SIGINT, signal.SIGTERM)}
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                convert(source, tmp_path / "out", progress=progress)
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+            assert [path.name for path in tmp_path.iterdir()] == ["tiny.gguf"]
+            convert(source, tmp_path / "out")  # the signal comes when all but the cleaning is done
+        finally:
+            for other, taken in before.items():
+                signal.signal(other, taken)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "tiny.gguf"]
+
+    def test_an_empty_folder_is_filled(self, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Risk: the folder in which the user stands is replaced by another of its name."""
+        out = tmp_path / "out"
+        out.mkdir(mode=0o750)
+        before = out.stat()
+        monkeypatch.chdir(out)
+        for force in (False, True):
+            convert(source, ".", force=force)
+            assert (out.stat().st_ino, out.stat().st_mode) == (before.st_ino, before.st_mode)
+            assert Path.cwd() == out and set(REQUIRED_FILES) < set(os.listdir())
+            assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "tiny.gguf"]
+            if not force:
+                with pytest.raises(OctavoError, match="is the current folder, which --force cannot replace"):
+                    convert(source, ".", force=True)
+                for path in out.iterdir():
+                    path.unlink()
+
+    def test_of_two_conversions_into_an_empty_folder_one_wins(
+        self, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The other ends while this one moves its first file, of which nothing is left, nor of the rest."""
+        out = tmp_path / "out"
+        out.mkdir()
+        replace = Path.replace
+
+        def other_comes(self: Path, target: Path) -> Path:
+            (out / "tokenizer.json").write_text("the other's")
+            return replace(self, target)
+
+        monkeypatch.setattr(Path, "replace", other_comes)
+        with pytest.raises(OctavoError, match="already holds a model"):
+            convert(source, out)
+        assert [path.name for path in out.iterdir()] == ["tokenizer.json"]
+        assert (out / "tokenizer.json").read_text() == "the other's"
+
+    def test_a_folder_name_that_is_no_text_is_refused(self, source: Path, tmp_path: Path) -> None:
+        """Risk: a model that no runtime can open is written for minutes."""
+        with pytest.raises(OctavoError, match=r"'out\\udcff' is not UTF-8 text"):
+            convert(source, "out\udcff")
+        assert [path.name for path in tmp_path.iterdir()] == ["tiny.gguf"]
+
+    def test_a_folder_that_cannot_be_looked_at_is_named(self, source: Path) -> None:
+        with pytest.raises(OctavoError, match=r"xxx cannot be read: File name too long\."):
+            convert(source, "x" * 300)
+
     def test_other_threads_can_convert(self, source: Path, tmp_path: Path) -> None:
         """Python sets signal handlers in its main thread only."""
         with ThreadPoolExecutor(1) as pool:
