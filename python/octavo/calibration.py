@@ -13,7 +13,7 @@ import onnx
 
 from .errors import OctavoError, first_line
 from .kv_cache import cache_type_of, choose_scales, needs_scales, set_cache_type
-from .model_folder import read_config
+from .model_folder import config_number, read_config
 from .paged_session import PagedSession, load_graph
 from .runtime import genai_config
 
@@ -55,7 +55,7 @@ def float32_caches(
 
     graph: of load_graph. The text is cut to the model's context, and to MAX_TOKENS.
     """
-    context = int(read_config(model_dir)["model"]["context_length"])
+    context = config_number(read_config(model_dir), "model", "context_length")
     ids = encode(model_dir, shipped_text("calibration"))[: min(context, MAX_TOKENS)]
     exact = copy.deepcopy(graph)
     set_cache_type(exact, "float32")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .errors import counted
+from .errors import OctavoError, counted
 
 if TYPE_CHECKING:
     from .doctor import Finding
@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 
 
 def print_json(content: Any) -> None:
-    click.echo(json.dumps(content, indent=1))
+    """Raises OctavoError for NaN and infinity, which JSON does not have; Python would write them all the same."""
+    try:
+        text = json.dumps(content, indent=1, allow_nan=False)
+    except ValueError as error:
+        raise OctavoError("the result holds NaN or infinite numbers, which JSON cannot hold.") from error
+    click.echo(text)
 
 
 def print_findings(findings: list[Finding]) -> None:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from .errors import OctavoError
+from .errors import OctavoError, quoted
 
 CONFIG_FILE = "genai_config.json"  # written last: a folder without it is not a model
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -19,14 +19,17 @@ LOG_ID = "octavo"  # session_options.log_id in genai_config.json: the mark of a 
 def read_config(model_dir: str | os.PathLike[str]) -> dict[str, Any]:
     """genai_config.json of a model folder. Raises OctavoError where the folder is not a (whole) model."""
     folder = Path(model_dir)
-    if not folder.is_dir():
-        what = (
-            "is a file; give the folder that octavo convert wrote"
-            if folder.exists()
-            else "does not exist; check the path"
-        )
-        raise OctavoError(f"{folder} {what}.")
-    missing = [name for name in REQUIRED_FILES if not (folder / name).is_file()]
+    try:
+        if not folder.is_dir():
+            what = (
+                "is a file; give the folder that octavo convert wrote"
+                if folder.exists()
+                else "does not exist; check the path"
+            )
+            raise OctavoError(f"{folder} {what}.")
+        missing = [name for name in REQUIRED_FILES if not (folder / name).is_file()]
+    except OSError as error:
+        raise OctavoError(f"{folder} cannot be read: {error.strerror or error}.") from error
     if missing:
         raise OctavoError(
             f"{folder} is not a whole model folder: {', '.join(missing)} missing; run octavo convert again."
@@ -44,8 +47,23 @@ def read_json(file: Path) -> dict[str, Any]:
         ) from None
     except OSError as error:
         raise OctavoError(f"{file} cannot be read: {error.strerror or error}.") from error
-    except ValueError:
-        raise OctavoError(f"{file} is not UTF-8 text.") from None
+    except UnicodeDecodeError as error:
+        raise OctavoError(f"{file} is not UTF-8 text (byte {error.start}).") from None
+    except ValueError:  # of int(): Python limits its digits
+        raise OctavoError(f"{file} holds a number of thousands of digits.") from None
+    except RecursionError:
+        raise OctavoError(f"{file} is nested too deeply to be read.") from None
     if not isinstance(content, dict):
         raise OctavoError(f"{file} must hold a JSON object.")
     return content
+
+
+def config_number(config: dict[str, Any], *keys: str) -> int:
+    """A positive whole number of genai_config.json, by its keys from outside in. Raises OctavoError for another."""
+    value: Any = config
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    if type(value) is int and value > 0:  # True is an int too
+        return value
+    found = "it is missing" if value is None else f"it is {quoted(value)}"
+    raise OctavoError(f"{'.'.join(keys)} in {CONFIG_FILE} must be a positive whole number; {found}.")

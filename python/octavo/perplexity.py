@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from . import calibration
 from .errors import OctavoError
 from .kv_cache import CACHE_TYPES, cache_type_of, choose_scales, needs_scales, set_cache_type, token_bytes
-from .model_folder import read_config
+from .model_folder import CONFIG_FILE, config_number, read_config
 from .paged_session import PagedSession, load_graph
 
 REFERENCE = "float32"
@@ -80,8 +81,18 @@ def measure(
     has none of that type. Raises OctavoError for an unusable folder or a text of fewer than two tokens.
     """
     config = read_config(model_dir)
+    context, vocab = (config_number(config, "model", key) for key in ("context_length", "vocab_size"))
+    layers, kv_heads, head_size = (
+        config_number(config, "model", "decoder", key)
+        for key in ("num_hidden_layers", "num_key_value_heads", "head_size")
+    )
+    if context < 2:
+        raise OctavoError(
+            f"the model's context holds one token, after which nothing is predicted (model.context_length in "
+            f"{CONFIG_FILE}); convert again with a longer --context-length."
+        )
     graph = load_graph(Path(model_dir) / "model.onnx")
-    context = int(config["model"]["context_length"])
+    _check_vocabulary(graph, vocab)
     content = calibration.shipped_text("perplexity") if text is None else text
     ids = calibration.encode(model_dir, content)[:max_tokens]
     if len(ids) < 2:
@@ -96,9 +107,6 @@ def measure(
 
     rows = []
     scored = sum(len(part) - 1 for part in windows)
-    vocab = int(config["model"]["vocab_size"])
-    decoder = config["model"]["decoder"]
-    layers = int(decoder["num_hidden_layers"])
     with tempfile.TemporaryFile() as file:  # the reference's logits: 200 MB for 1,024 tokens of a large vocabulary
         reference = np.memmap(file, np.float32, "w+", shape=(scored, vocab))
         for name in chosen:
@@ -111,22 +119,42 @@ def measure(
             session = PagedSession(variant, model_dir, window, threads)
             run = _Run(session, reference, name == REFERENCE)
             run.score(windows, lambda done, name=name: progress(name, done, scored))
-            if not np.isfinite(run.loss):
+            if not np.isfinite([run.loss, run.divergence]).all():
                 raise OctavoError(
                     f"with a {name} cache the logits hold NaN or infinite values: weights or scales are damaged."
                 )
+            perplexity = _perplexity(name, run.loss / scored)
             rows.append(
                 Row(
                     name,
                     origin,
-                    float(np.exp(run.loss / scored)),
+                    perplexity,
                     run.divergence / scored,
-                    layers * token_bytes(name, int(decoder["num_key_value_heads"]), int(decoder["head_size"])),
+                    layers * token_bytes(name, kv_heads, head_size),
                     run.fed / run.seconds,
                     run.decode_speed(windows[-1]),
                 )
             )
     return Report(len(ids), scored, window, rows)
+
+
+def _perplexity(cache_type: str, loss: float) -> float:
+    """exp of a mean loss, in nats. Raises OctavoError where no float64 holds it."""
+    if loss > np.log(np.finfo(np.float64).max):
+        raise OctavoError(
+            f"with a {cache_type} cache the perplexity is e to the power of {loss:.0f}, too large to be told: "
+            "weights or scales are damaged."
+        )
+    return float(np.exp(loss))
+
+
+def _check_vocabulary(graph: onnx.ModelProto, vocab: int) -> None:
+    """The reference's logits take a file of `vocab` columns, so that a wrong number must not get there."""
+    for value in graph.graph.output:
+        dims = value.type.tensor_type.shape.dim
+        if value.name == "logits" and (not dims or dims[-1].dim_value != vocab):
+            width = dims[-1].dim_value if dims else 0
+            raise OctavoError(f"model.vocab_size in {CONFIG_FILE} is {vocab}, but the graph's logits have {width}.")
 
 
 class _Run:

@@ -6,9 +6,12 @@ Risks: scales of the wrong channel, a type that the engine refuses, a perplexity
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -24,7 +27,7 @@ from octavo.errors import OctavoError
 from octavo.graph import GraphOptions
 from octavo.kv_cache import CACHE_TYPES, choose_scale, round_to_e4m3
 from octavo.paged_session import PagedSession, load_graph
-from octavo.perplexity import measure
+from octavo.perplexity import _perplexity, measure
 from octavo.trial import try_engine
 
 SHAPE = TinyShape()
@@ -245,6 +248,61 @@ def test_table_and_json(models: dict[str, Path]) -> None:
     content = json.loads(done.stdout)
     assert content["tokens"] == 40 and [row["cache_type"] for row in content["cache_types"]] == ["float32", "int8"]
     assert content["cache_types"][1]["scales"] == "model"
+
+
+def with_config(source: Path, folder: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """A copy of a model folder with a changed configuration."""
+    shutil.copytree(source, folder)
+    config = json.loads((source / "genai_config.json").read_text())
+    change(config)
+    (folder / "genai_config.json").write_text(json.dumps(config))
+    return folder
+
+
+MUST = "in genai_config.json must be a positive whole number; it is"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda c: c.pop("model"), f"model.context_length {MUST} missing."),
+        (lambda c: c.update(model=3), f"model.context_length {MUST} missing."),
+        (lambda c: c["model"].update(context_length="x"), f"model.context_length {MUST} 'x'."),
+        (lambda c: c["model"].update(context_length=float("inf")), f"model.context_length {MUST} inf."),
+        (lambda c: c["model"].update(context_length=True), f"model.context_length {MUST} True."),
+        (lambda c: c["model"].update(context_length=1), "the model's context holds one token"),
+        (lambda c: c["model"].update(vocab_size=0), f"model.vocab_size {MUST} 0."),
+        (
+            lambda c: c["model"].update(vocab_size=2**40),
+            f"model.vocab_size in genai_config.json is {2**40}, but the graph's logits have 288.",
+        ),
+        (lambda c: c["model"].pop("decoder"), f"model.decoder.num_hidden_layers {MUST} missing."),
+        (lambda c: c["model"]["decoder"].pop("num_hidden_layers"), f"model.decoder.num_hidden_layers {MUST} missing."),
+        (lambda c: c["model"]["decoder"].update(head_size=[]), f"model.decoder.head_size {MUST} []."),
+    ],
+)
+def test_a_wrong_configuration_is_a_sentence(
+    models: dict[str, Path], tmp_path: Path, change: Callable[[dict[str, Any]], object], words: str
+) -> None:
+    folder = with_config(models["int8"], tmp_path / "model", change)
+    with pytest.raises(OctavoError) as error:
+        measure(folder, TEXT, ["int8"], threads=1)
+    assert str(error.value).startswith(words)
+    if "context_length" in words:
+        with pytest.raises(OctavoError, match=r"model\.context_length in genai_config\.json must be"):
+            calibration.float32_caches(load_graph(folder / "model.onnx"), folder)
+
+
+def test_a_context_of_two_tokens_is_enough(models: dict[str, Path], tmp_path: Path) -> None:
+    folder = with_config(models["float32"], tmp_path / "model", lambda c: c["model"].update(context_length=2))
+    report = measure(folder, TEXT, ["float32"], max_tokens=7, threads=1)
+    assert (report.tokens, report.scored, report.window) == (7, 3, 2)
+
+
+def test_a_perplexity_beyond_float64_is_a_sentence() -> None:
+    assert _perplexity("int8", 709.0) == np.exp(709.0)
+    with pytest.raises(OctavoError, match=r"with a int8 cache the perplexity is e to the power of 710"):
+        _perplexity("int8", 710.0)
 
 
 def test_convert_says_where_mixed_caches_run(stored: tuple[Path, dict[str, np.ndarray]], tmp_path: Path) -> None:
