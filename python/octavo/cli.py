@@ -100,7 +100,9 @@ Examples:
     show_default=True,
     help="Tokens in a block of the cache; a power of two.",
 )
-@click.option("--num-blocks", type=click.IntRange(1), help="Blocks in the cache.  [default: up to 512 MiB of them]")
+@click.option(
+    "--num-blocks", type=click.IntRange(1, INT32_MAX), help="Blocks in the cache.  [default: up to 512 MiB of them]"
+)
 @click.option(
     "--context-length", type=click.IntRange(1), help="Longest prompt and answer together.  [default: the model's]"
 )
@@ -289,7 +291,7 @@ Needs the model's package:
 """,
 )
 @click.option("--models", default="models", show_default=True, help="Folder to keep the converted model in.")
-@click.option("--max-tokens", type=click.IntRange(1), default=96, show_default=True, help="Longest answer.")
+@click.option("--max-tokens", type=click.IntRange(1, INT32_MAX), default=96, show_default=True, help="Longest answer.")
 @json_option
 def demo(models: str, max_tokens: int, as_json: bool) -> None:
     """Convert SmolLM2-135M-Instruct (once) and answer four prompts at once."""
@@ -447,6 +449,8 @@ def completion(shell: str) -> None:
 
 
 def _output_failed(error: OSError) -> str:
+    if isinstance(error.filename, (str, bytes)):  # the streams have none
+        return f"{os.fsdecode(error.filename)} cannot be read or written: {error.strerror or error}."
     return f"the output cannot be written: {error.strerror or error}."
 
 
@@ -463,6 +467,8 @@ def _read_prompts(source: str | None) -> list[str]:
 def _read_text(source: str) -> str:
     """A file's text, or standard input's for "-"."""
     name = _source_name(source)
+    if source == "-" and sys.stdin is None:  # closed by the shell
+        raise OctavoError(f"{name} is closed; give it a text, or name a file.")
     try:
         data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
         return data.decode("utf-8-sig")
@@ -510,6 +516,9 @@ def _run(arguments: list[str] | None) -> int:
         return error.exit_code
     except OctavoError as error:
         click.echo(f"octavo: {error}", err=True)
+        return EXIT_FAILURE
+    except MemoryError:
+        click.echo("octavo: there is not enough memory.", err=True)
         return EXIT_FAILURE
     except (KeyboardInterrupt, click.Abort):
         click.echo("octavo: interrupted.", err=True)

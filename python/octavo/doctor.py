@@ -62,7 +62,7 @@ def examine(model_dir: str | os.PathLike[str], progress: Progress = no_progress)
     try:
         model = read_model(folder / name)
     except OctavoError as error:
-        mistyped = name != "model.onnx" and not (folder / name).is_file()
+        mistyped = name != "model.onnx" and _file_size(folder / name) is None
         advice = f"correct model.decoder.filename in {CONFIG_FILE}" if mistyped else "run octavo convert again"
         return [*findings, Finding("graph", False, str(error), advice)]
     findings += [*_graph(folder, model, config), *_config(config, model), *_tokenizer(folder, config)]
@@ -124,10 +124,9 @@ def _graph(folder: Path, model: OnnxModel, config: dict[str, Any]) -> Iterator[F
         "; ".join(dropped.values()),
     )
     for location, needed in model.external_bytes.items():
-        file = folder / location
-        size = file.stat().st_size if file.is_file() else -1
-        ok = size >= needed
-        detail = f"{location}: {size:,} bytes" if size >= 0 else f"{location} is missing"
+        size = _file_size(folder / location)
+        ok = size is not None and size >= needed
+        detail = f"{location} is missing or cannot be read" if size is None else f"{location}: {size:,} bytes"
         yield Finding(
             "weights", ok, detail, "" if ok else f"it needs {needed:,} bytes: copy it again, or convert again"
         )
@@ -144,6 +143,14 @@ def _graph(folder: Path, model: OnnxModel, config: dict[str, Any]) -> Iterator[F
         ok = len(metadata.shape) == 1 and (not isinstance(metadata.shape[0], int) or metadata.shape[0] == 3)
         advice = "" if ok else "the engine feeds three numbers: declare the input as [3], or convert again"
         yield Finding("attention_metadata", ok, f"declared {list(metadata.shape)}", advice)
+
+
+def _file_size(file: Path) -> int | None:
+    """None for what is no file, or cannot be looked at: its name may be too long for one."""
+    try:
+        return file.stat().st_size if file.is_file() else None
+    except OSError:
+        return None
 
 
 def _config(config: dict[str, Any], model: OnnxModel) -> Iterator[Finding]:

@@ -129,7 +129,11 @@ def describe(path: str | os.PathLike[str], context: int | None = None, batch: in
     Raises OctavoError where the file is no ONNX model or has no PagedAttention.
     """
     folder = Path(path)
-    model = read_model(folder / "model.onnx" if folder.is_dir() else folder)
+    try:
+        file = folder / "model.onnx" if folder.is_dir() else folder
+    except OSError as error:
+        raise OctavoError(f"{folder} cannot be read: {error.strerror or error}.") from error
+    model = read_model(file)
     if not model.nodes:
         raise OctavoError(f"{model.path} has no com.microsoft::PagedAttention nodes.")
     groups: list[tuple[list[str], NodeReport]] = []

@@ -23,7 +23,9 @@ import octavo.runtime
 import octavo.trial
 from octavo import __version__
 from octavo.convert import convert
+from octavo.errors import OctavoError
 from octavo.graph import GraphOptions
+from octavo.model_folder import read_json
 
 SECONDS = 120  # for a command, on a machine that is busy with other things
 
@@ -364,6 +366,7 @@ class TestDoctor:
             (lambda c: c["engine"]["dynamic_batching"].update(num_blocks=10**9), "of memory are free"),
             (lambda c: c["engine"]["dynamic_batching"].update(surprise=1), "correct that line"),
             (lambda c: c["model"]["decoder"].update(filename="modle.onnx"), "correct model.decoder.filename"),
+            (lambda c: c["model"]["decoder"].update(filename="x" * 300), "correct model.decoder.filename"),
         ],
     )
     def test_configuration(self, run: Run, folder: Path, change: Callable[[dict], object], words: str) -> None:
@@ -378,6 +381,17 @@ class TestDoctor:
         assert done.returncode == 1 and "copy it again" in done.stdout
         done = run("generate", folder, "--raw", "--prompt", "x")
         assert "octavo doctor" in sentence(done)
+
+    def test_weights_whose_name_no_file_has(self, run: Run, folder: Path) -> None:
+        path = folder / "model.onnx"
+        model = onnx.load(path, load_external_data=False)
+        for tensor in model.graph.initializer:
+            for entry in tensor.external_data:
+                if entry.key == "location":
+                    entry.value = "y" * 300
+        path.write_bytes(model.SerializeToString())
+        done = run("doctor", folder)
+        assert done.returncode == 1 and "y is missing or cannot be read" in " ".join(done.stdout.split())
 
     def test_damaged_graph(self, run: Run, folder: Path) -> None:
         graph = folder / "model.onnx"
@@ -527,6 +541,83 @@ class TestCompletion:
         done = run(env=os.environ | environment)
         found = [row.split(",", 1)[1] for row in done.stdout.splitlines()]
         assert set(words) <= set(found), done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["convert", "a", "b", "--num-blocks"], ["demo", "--max-tokens"]])
+def test_numbers_beyond_int32(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Risk: a folder is written that onnxruntime-genai, which reads an int32, cannot load."""
+    assert octavo.cli.main([*arguments, str(2**31)]) == 2
+    assert f"{arguments[-1]}': 2147483648 is not in the range 1<=x<=2147483647" in capsys.readouterr().err
+
+
+def test_numbers_up_to_int32_are_taken(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    write_tiny_gguf(tmp_path / "tiny.gguf", TinyShape())
+    arguments = ["convert", str(tmp_path / "tiny.gguf"), str(tmp_path / "out"), "--num-blocks", str(2**31 - 1)]
+    assert octavo.cli.main(arguments) == 0
+    content = json.loads((tmp_path / "out/genai_config.json").read_text())
+    assert content["engine"]["dynamic_batching"]["num_blocks"] == 2**31 - 1
+
+
+@pytest.mark.parametrize("arguments", [["generate", "m", "-"], ["generate", "m", "--prompts-file", "-"]])
+def test_closed_standard_input(run: Run, arguments: list[str]) -> None:
+    done = run(*arguments, preexec_fn=lambda: os.close(0))
+    assert sentence(done) == "octavo: standard input is closed; give it a text, or name a file."
+
+
+def test_closed_standard_input_of_perplexity(run: Run, model_dir: Path) -> None:
+    done = run("perplexity", model_dir, "-", preexec_fn=lambda: os.close(0))
+    assert sentence(done) == "octavo: standard input is closed; give it a text, or name a file."
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (MemoryError(), "there is not enough memory."),
+        (PermissionError(13, "Permission denied", "/models/m"), "/models/m cannot be read or written: Permission d"),
+        (OSError(28, "No space left on device"), "the output cannot be written: No space left on device."),
+    ],
+)
+def test_what_the_system_refuses_is_one_sentence(
+    error: Exception, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Risk: a file that cannot be read is reported as output that cannot be written."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("octavo.explain.describe", fail)
+    assert octavo.cli.main(["explain", "m"]) == 1
+    assert capsys.readouterr().err.startswith(f"octavo: {words}")
+
+
+def test_names_that_the_system_does_not_take(run: Run) -> None:
+    long = "x" * 300
+    for arguments in (["generate", long, "--prompt", "x"], ["explain", long], ["perplexity", long]):
+        assert sentence(run(*arguments)) == f"octavo: {long} cannot be read: File name too long."
+    assert "cannot be read: File name too long" in "".join(run("doctor", long).stdout.replace("│", "").split("\n"))
+
+
+def test_json_has_no_infinity(capsys: pytest.CaptureFixture[str]) -> None:
+    for value in (float("inf"), float("nan")):
+        with pytest.raises(OctavoError, match="which JSON cannot hold"):
+            octavo.console.print_json({"rows": [value]})
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b'{"a":' * 100_000, "is nested too deeply to be read."),
+        (b'{"a": ' + b"1" * 5000 + b"}", "holds a number of thousands of digits."),
+        (b'{"a": "\xff"}', "is not UTF-8 text (byte 7)."),
+        (b"[1]", "must hold a JSON object."),
+    ],
+)
+def test_odd_json(tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / "genai_config.json").write_bytes(content)
+    with pytest.raises(OctavoError) as error:
+        read_json(tmp_path / "genai_config.json")
+    assert str(error.value) == f"{tmp_path / 'genai_config.json'} {words}"
 
 
 @pytest.mark.parametrize(

@@ -372,8 +372,8 @@ class TestFolder:
 
     def test_a_folder_name_that_is_no_text_is_refused(self, source: Path, tmp_path: Path) -> None:
         """Risk: a model that no runtime can open is written for minutes."""
-        with pytest.raises(OctavoError, match=r"'out\\udcff' is not UTF-8 text"):
-            convert(source, "out\udcff")
+        with pytest.raises(OctavoError, match=r"out\\udcff' is not UTF-8 text"):
+            convert(source, tmp_path / "out\udcff")
         assert [path.name for path in tmp_path.iterdir()] == ["tiny.gguf"]
 
     def test_a_folder_that_cannot_be_looked_at_is_named(self, source: Path) -> None:
