@@ -28,11 +28,10 @@ _REFUSED_UNLESS = {
     "rope.scaling.yarn_attn_factor": (1.0,),
     "rope.scaling.yarn_log_multiplier": (0.0,),
 }
-# The same of mixtures: the graph takes the softmax of the chosen experts' logits (3) and scales it by nothing.
+# The same of mixtures: the graph takes the softmax of the chosen experts' logits (3), whose sum is 1 without a norm.
 _REFUSED_OF_EXPERTS_UNLESS = {
     "expert_gating_func": (0, 3),
     "expert_weights_scale": (0.0, 1.0),
-    "expert_weights_norm": (True,),
     "expert_group_count": (0, 1),
     "expert_shared_count": (0,),
 }
