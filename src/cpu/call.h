@@ -50,14 +50,21 @@ struct Cache {
   // x[c] *= factor * the scale of decoded numbers of a head's channel c.
   void apply_scale(std::int64_t head, std::int64_t head_size, float factor, std::int64_t width,
                    float* x) const noexcept {
-    factor *= code_unit(type);
     if (per_channel) {
       const float* of_channel = scale + head * head_size;
-      for (std::int64_t c = 0; c < width; ++c) x[c] *= factor * of_channel[c];
+      for (std::int64_t c = 0; c < width; ++c) x[c] = in_units(x[c], factor * of_channel[c]);
     } else {
       if (scale != nullptr) factor *= scale[0];
-      for (std::int64_t c = 0; c < width; ++c) x[c] *= factor;
+      for (std::int64_t c = 0; c < width; ++c) x[c] = in_units(x[c], factor);
     }
+  }
+
+ private:
+  // x * factor * code_unit(). The unit joins what it cannot drive out of float's range: a small factor, or the product
+  // with a large one, which is smaller than the result.
+  float in_units(float x, float factor) const noexcept {
+    const float unit = code_unit(type);
+    return factor < 1.0f && factor > -1.0f ? x * (factor * unit) : x * factor * unit;
   }
 };
 
