@@ -16,7 +16,7 @@ import numpy as np
 from rich.markup import escape
 
 from .calibration import Progress, no_progress
-from .errors import OctavoError, counted, first_line
+from .errors import OctavoError, counted, first_line, shown
 from .explain import unknown_attributes
 from .model_folder import CONFIG_FILE, REQUIRED_FILES, read_config, read_json
 from .onnx_model import OnnxModel, ValueType, read_model
@@ -42,7 +42,7 @@ class Finding:
         return {"check": self.check, "ok": self.ok, "detail": self.detail, "advice": self.advice}
 
     def rich_text(self) -> str:
-        return escape(self.detail) + (f"\n[bold]{escape(self.advice)}[/]" if self.advice else "")
+        return escape(shown(self.detail)) + (f"\n[bold]{escape(shown(self.advice))}[/]" if self.advice else "")
 
 
 def examine(model_dir: str | os.PathLike[str], progress: Progress = no_progress) -> list[Finding]:

@@ -15,6 +15,11 @@ def quoted(text: object) -> str:
     return shown if len(shown) <= MAX_QUOTED else shown[: MAX_QUOTED - 1] + "…"
 
 
+def shown(name: str) -> str:
+    """A name or sentence out of a file, for a terminal: as it is, but for control characters, which are escaped."""
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in name)
+
+
 def first_line(error: Exception) -> str:
     """The first line of a runtime's message, ended like a sentence."""
     text = (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from .errors import OctavoError, counted, quoted
+from .errors import OctavoError, counted, quoted, shown
 from .onnx_model import INPUT_NAMES, OnnxModel, PagedNode, ValueType, read_model
 from .sizes import DEFAULT_BLOCK_SIZE, Sizes, measure
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 # Sizes of the call that stands for a node: one token, one sequence, room for a few more.
 TOKENS, BATCH, BLOCKS, TABLE_WIDTH, CONTEXT = 1, 1, 2, 2, 8
+MAX_ELEMENTS = 1 << 28  # of one array of the call: far more than any model's, and no danger to the memory
 _INT32_INPUTS = {
     "cumulative_sequence_length": (BATCH + 1,),
     "past_seqlens": (BATCH,),
@@ -73,20 +75,21 @@ class NodeReport:
 
     def text(self) -> str:
         ignored = [
-            f"  ignored     {name}: PagedAttention has no such attribute, and ONNX Runtime drops it without a word"
+            f"  ignored     {shown(name)}: "
+            "PagedAttention has no such attribute, and ONNX Runtime drops it without a word"
             + (f"; did you mean {nearest}?" if nearest else "")
             for name, nearest in self.ignored.items()
         ]
         if self.problem:
-            return "\n".join([f"  cannot be explained: {self.problem}", *ignored])
+            return "\n".join([f"  cannot be explained: {shown(self.problem)}", *ignored])
         lines = [
             f"  heads       {self.num_heads} query, {self.kv_num_heads} KV",
-            f"  types       {self.query_type} with a cache of {self.cache_type}",
+            f"  types       {self.query_type} with a cache of {shown(self.cache_type)}",
             f"  blocks      {counted(self.block_size, 'token')} each",
             *ignored,
         ]
         if self.refused:
-            return "\n".join([*lines, f"  refused     {self.refused}"])
+            return "\n".join([*lines, f"  refused     {shown(self.refused)}"])
         lines.append(f"  features    {', '.join(self.features) or 'none beyond plain causal attention'}")
         taken = self.taken
         lines.append(
@@ -117,9 +120,11 @@ class Report:
         count = sum(len(names) for names, _ in self.groups)
         parts = [f"{self.path}: {counted(count, 'PagedAttention node')}"]
         for names, report in self.groups:
-            title = names[0] if len(names) == 1 else f"{len(names)} nodes alike, {names[0]} to {names[-1]}"
+            first, last = shown(names[0]), shown(names[-1])
+            title = first if len(names) == 1 else f"{len(names)} nodes alike, {first} to {last}"
             parts.append(f"{title}\n{report.text()}")
-        parts.append("sizes\n" + (f"  unknown: {self.sizes_problem}" if self.sizes is None else self.sizes.text()))
+        sizes = f"  unknown: {shown(self.sizes_problem)}" if self.sizes is None else self.sizes.text()
+        parts.append(f"sizes\n{sizes}")
         return "\n\n".join(parts)
 
 
@@ -146,6 +151,9 @@ def describe(path: str | os.PathLike[str], context: int | None = None, batch: in
             alike.append(node.name)
     sizes, problem = None, ""
     try:
+        for node in model.nodes:
+            if "key_cache" not in node.inputs:
+                raise OctavoError(f"{node.name}: the node has no key_cache.")
         sizes = measure(model, context, batch)
     except OctavoError as error:
         problem = str(error)
@@ -178,7 +186,7 @@ def call_arguments(model: OnnxModel, node: PagedNode) -> dict[str, Any]:
         )
     head_size = 2 * width if is_four_bit else width
     block_size = _static(cache, 1) or DEFAULT_BLOCK_SIZE
-    element = np.dtype(helper.tensor_dtype_to_np_dtype(_tensor_type(model, node)))
+    element = _numpy_type(node, "query", _tensor_type(model, node))
     packed = "key" not in node.inputs and "value" not in node.inputs
     shapes: dict[str, tuple[int, ...]] = {
         "query": (TOKENS, (num_heads + 2 * kv_num_heads if packed else num_heads) * head_size),
@@ -196,24 +204,40 @@ def call_arguments(model: OnnxModel, node: PagedNode) -> dict[str, Any]:
         known = model.type_of(node.inputs[name])
         if name in ("key_cache", "value_cache"):
             of_cache = known or cache
-            dtype = np.dtype(helper.tensor_dtype_to_np_dtype(of_cache.element_type))
+            dtype = _numpy_type(node, name, of_cache.element_type)
             last = _static(of_cache, 3) or width
-            arguments[name] = np.zeros((BLOCKS, block_size, kv_num_heads, last), dtype)
+            arguments[name] = _filled(node, name, 0, (BLOCKS, block_size, kv_num_heads, last), dtype)
         elif name in _INT32_INPUTS:
-            arguments[name] = np.zeros(
-                _metadata_shape(known) if name == "attention_metadata" else _INT32_INPUTS[name], np.int32
-            )
+            shape = _metadata_shape(known) if name == "attention_metadata" else _INT32_INPUTS[name]
+            arguments[name] = _filled(node, name, 0, shape, np.int32)
         elif name in ("k_scale", "v_scale"):
             per_channel = node.attributes.get(name[0] + "_quant_type") == "PER_CHANNEL"
-            arguments[name] = np.ones((kv_num_heads, 1, head_size) if per_channel else (1,), np.float32)
+            shape = (kv_num_heads, 1, head_size) if per_channel else (1,)
+            arguments[name] = _filled(node, name, 1, shape, np.float32)
         elif name in ("cos_cache", "sin_cache"):
             columns = None if known is None else _static(known, 1)
-            arguments[name] = np.zeros((CONTEXT, columns or head_size // 2), element)
+            arguments[name] = _filled(node, name, 0, (CONTEXT, columns or head_size // 2), element)
         else:
-            arguments[name] = np.zeros(shapes[name], element)
+            arguments[name] = _filled(node, name, 0, shapes[name], element)
     if arguments["cumulative_sequence_length"] is not None:
         arguments["cumulative_sequence_length"][1:] = TOKENS
     return arguments | {name: value for name, value in node.attributes.items() if name in ATTRIBUTES}
+
+
+def _numpy_type(node: PagedNode, name: str, element_type: int) -> np.dtype:
+    if element_type not in helper.get_all_tensor_dtypes():
+        raise OctavoError(f"{node.name}: {name} has element type {element_type}, which is none of ONNX.")
+    try:
+        return np.dtype(helper.tensor_dtype_to_np_dtype(element_type))
+    except (KeyError, TypeError) as error:
+        raise OctavoError(f"{node.name}: {name} has element type {element_type}, which holds no numbers.") from error
+
+
+def _filled(node: PagedNode, name: str, value: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    if math.prod(shape) > MAX_ELEMENTS:
+        extents = " x ".join(map(str, shape))
+        raise OctavoError(f"{node.name}: {name} would have {extents} elements, which no model has; correct the graph.")
+    return np.full(shape, value, dtype) if value else np.zeros(shape, dtype)
 
 
 def _node_report(model: OnnxModel, node: PagedNode) -> NodeReport:
@@ -292,7 +316,7 @@ def _check_attribute_types(node: PagedNode) -> None:
 def _attribute(node: PagedNode, name: str) -> int:
     value = node.attributes.get(name)
     if not isinstance(value, int) or not 1 <= value <= 65_536:
-        raise OctavoError(f"{node.name}: attribute {name} must be a positive number; the node has {value!r}.")
+        raise OctavoError(f"{node.name}: attribute {name} must be a positive number; the node has {quoted(value)}.")
     return value
 
 

@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import octavo
+from octavo.doctor import Finding
 from octavo.errors import OctavoError
 from octavo.explain import ATTRIBUTES, describe, unknown_attributes
 from octavo.onnx_model import read_model
@@ -19,6 +20,7 @@ from octavo.sizes import DEFAULT_BLOCK_SIZE, shown_bytes
 
 pytest.importorskip("octavo._core", reason="octavo's compiled extension is not installed")
 
+FLOAT_TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 HEADS, KV_HEADS, HEAD_SIZE, BLOCK_SIZE = 8, 2, 64, 32
 
 
@@ -164,6 +166,55 @@ def test_misspelt_attributes_are_listed(tmp_path: Path) -> None:
     assert "ignored     zebra" in report and report.count("did you mean") == 1
     assert "features" in report and "backend     cpu" in report
     assert unknown_attributes(read_model(path).nodes[0]) == {"sotfcap": "softcap", "zebra": ""}
+
+
+def test_names_cannot_steer_a_terminal(tmp_path: Path) -> None:
+    model = onnx.load(graph(tmp_path / "m.onnx", k_cache_dtype="in\x1bt4"))
+    node = model.graph.node[0]
+    node.name = "attn\x1b[2J"
+    node.attribute.append(helper.make_attribute("zebra\x1b]0;x\x07\nnext", 1))
+    onnx.save(model, tmp_path / "m.onnx")
+    report = describe(tmp_path / "m.onnx")
+    assert all(line.isprintable() for line in report.text().splitlines())
+    assert "\nattn\\x1b[2J\n" in report.text() and "ignored     zebra\\x1b]0;x\\x07\\nnext: " in report.text()
+    assert report.groups[0][0] == ["attn\x1b[2J"]  # JSON escapes by itself
+    assert Finding("attributes", False, "zebra\x1b[2J", "remove it").rich_text() == (
+        "zebra\\x1b[2J\n[bold]remove it[/]"
+    )
+
+
+@pytest.mark.parametrize("number", [*range(30), 99, -1])
+def test_every_element_type_of_a_cache_is_answered(tmp_path: Path, number: int) -> None:
+    """Risk: a type that ONNX does not have, or that holds no numbers, ends in a traceback."""
+    text = describe(graph(tmp_path / "m.onnx", cache=number)).text()
+    assert ("backend     cpu" in text) == (number in FLOAT_TYPES), text
+    if number in (0, 99, -1):
+        assert f"cannot be explained: attn: key_cache has element type {number}, which is none of ONNX." in text
+
+
+def test_a_node_without_key_cache(tmp_path: Path) -> None:
+    report = describe(graph(tmp_path / "m.onnx", without=("key_cache",)))
+    assert "the graph does not tell the type and the four dimensions of key_cache" in report.text()
+    assert report.sizes is None and report.sizes_problem == "attn: the node has no key_cache."
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_heads": 65_536, "cache_width": 1 << 20}, "query would have 1 x 68723671040 elements"),
+        ({"kv_num_heads": 65_536, "cache_width": 128}, "key_cache would have 2 x 32 x 65536 x 128 elements"),
+        ({"num_heads": 65_537}, "num_heads must be a positive number; the node has 65537."),
+    ],
+)
+def test_sizes_beyond_memory(tmp_path: Path, options: dict[str, Any], words: str) -> None:
+    assert words in describe(graph(tmp_path / "m.onnx", **options)).text()
+
+
+@pytest.mark.parametrize("name", ["local_window_size", "v_head_size", "rotary_offset", "qk_output", "do_rotary"])
+@pytest.mark.parametrize("value", [2**63 - 1, -(2**63), 2**31])
+def test_huge_attributes_are_answered(tmp_path: Path, name: str, value: int) -> None:
+    text = describe(graph(tmp_path / "m.onnx", **{name: value})).text()
+    assert "refused" in text or "cannot be explained" in text or "backend" in text
 
 
 def test_every_attribute_of_the_operator_is_known() -> None:
