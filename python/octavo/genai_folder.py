@@ -98,6 +98,9 @@ def new_folder(target: Path, force: bool) -> Iterator[Path]:
                     if target.exists() or not old.exists():  # else `old` is the only model there is
                         shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
+        name = error.filename if isinstance(error.filename, str) else ""
+        if name and not Path(name).is_relative_to(target.parent) and not target.is_relative_to(name):
+            raise OctavoError(f"{name} cannot be read: {error.strerror or error}.") from error  # something of the block
         raise OctavoError(f"{target} cannot be written: {error.strerror or error}.") from error
 
 

@@ -376,6 +376,18 @@ class TestFolder:
             convert(source, tmp_path / "out\udcff")
         assert [path.name for path in tmp_path.iterdir()] == ["tiny.gguf"]
 
+    def test_an_input_that_cannot_be_read_is_named(self, source: Path, tmp_path: Path) -> None:
+        """Risk: the folder is blamed, which can be written well."""
+
+        def progress(step: str, done: int, total: int) -> None:
+            Path("/absent/text").read_bytes()
+
+        with pytest.raises(OctavoError, match=r"^/absent/text cannot be read: No such file or directory\.$"):
+            convert(source, tmp_path / "out", progress=progress)
+        for folder in ("/proc/octavo", "/proc/octavo/deep/model"):
+            with pytest.raises(OctavoError, match=f"^{folder} cannot be written"):
+                convert(source, folder)
+
     def test_a_folder_that_cannot_be_looked_at_is_named(self, source: Path) -> None:
         with pytest.raises(OctavoError, match=r"xxx cannot be read: File name too long\."):
             convert(source, "x" * 300)
