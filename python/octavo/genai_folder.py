@@ -192,7 +192,7 @@ def _fill(target: Path, partial: Path) -> None:
         for file in sorted(partial.iterdir(), key=lambda file: (file.name == CONFIG_FILE, file.name)):
             (target / file.name).touch(exist_ok=False)  # of two conversions one wins
             placed.append(target / file.name)
-            file.replace(target / file.name)
+            shutil.move(file, target / file.name)  # copies where `target` is a disk of its own
     except BaseException as error:  # Ctrl-C too
         for file in placed:
             file.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -352,19 +353,34 @@ class TestFolder:
                 for path in out.iterdir():
                     path.unlink()
 
+    def test_an_empty_folder_may_be_a_disk_of_its_own(
+        self, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As a container's volume is: files can be copied into it, not renamed."""
+
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+        out = tmp_path / "out"
+        out.mkdir()
+        monkeypatch.setattr(os, "rename", refuse)
+        convert(source, out)
+        assert set(REQUIRED_FILES) < set(os.listdir(out))
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "tiny.gguf"]
+
     def test_of_two_conversions_into_an_empty_folder_one_wins(
         self, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The other ends while this one moves its first file, of which nothing is left, nor of the rest."""
         out = tmp_path / "out"
         out.mkdir()
-        replace = Path.replace
+        move = octavo.genai_folder.shutil.move
 
-        def other_comes(self: Path, target: Path) -> Path:
+        def other_comes(file: Path, target: Path) -> Path:
             (out / "tokenizer.json").write_text("the other's")
-            return replace(self, target)
+            return move(file, target)
 
-        monkeypatch.setattr(Path, "replace", other_comes)
+        monkeypatch.setattr(octavo.genai_folder.shutil, "move", other_comes)
         with pytest.raises(OctavoError, match="already holds a model"):
             convert(source, out)
         assert [path.name for path in out.iterdir()] == ["tokenizer.json"]
