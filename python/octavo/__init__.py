@@ -22,9 +22,12 @@ _EXPORTS = {
     "genai_config": "octavo.runtime",
 }
 
+_MODULES = ("shape_inference",)  # to be used as octavo.NAME
+
 __all__ = ["__version__", *_EXPORTS]
 
 if TYPE_CHECKING:
+    from octavo import shape_inference as shape_inference
     from octavo._core import ResourceExhaustedError as ResourceExhaustedError
     from octavo._core import UnsupportedError as UnsupportedError
     from octavo.attention import explain_call as explain_call
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"octavo.{name}")
     if name not in _EXPORTS:
         raise AttributeError(f"module 'octavo' has no attribute {name!r}")
     value = getattr(import_module(_EXPORTS[name]), name)
@@ -44,4 +49,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted((*__all__, *_MODULES))

@@ -88,7 +88,10 @@ def genai_config(model_dir: str | os.PathLike[str], **overrides: Any) -> onnxrun
     """
     read_config(model_dir)
     library = preload()
-    import onnxruntime_genai as og
+    try:
+        import onnxruntime_genai as og
+    except ImportError as error:
+        raise OctavoError(f"onnxruntime-genai cannot be imported ({error}); pip install it.") from error
 
     try:
         config = og.Config(str(model_dir))

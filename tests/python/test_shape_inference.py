@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -214,3 +216,8 @@ def test_attributes_and_defaults_are_the_operators() -> None:
     parameters = inspect.signature(attention.paged_attention).parameters
     for name, default in _DEFAULTS.items():
         assert parameters[name].default == (inspect.Parameter.empty if default is None else default), name
+
+
+def test_reached_from_the_package_alone() -> None:
+    """Risk: the README's line works only after something else has imported the module."""
+    subprocess.run([sys.executable, "-c", "import octavo; octavo.shape_inference.register()"], check=True)
