@@ -101,7 +101,9 @@ Examples:
     help="Tokens in a block of the cache; a power of two.",
 )
 @click.option(
-    "--num-blocks", type=click.IntRange(1, INT32_MAX), help="Blocks in the cache.  [default: up to 512 MiB of them]"
+    "--num-blocks",
+    type=click.IntRange(1, INT32_MAX),
+    help="Blocks in the cache.  [default: four full contexts, at most 512 MiB]",
 )
 @click.option(
     "--context-length", type=click.IntRange(1), help="Longest prompt and answer together.  [default: the model's]"
