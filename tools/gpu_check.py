@@ -258,7 +258,7 @@ def ort_report(version: str, runs: list[dict[str, object]]) -> dict[str, object]
 
 def run_ort_memcheck(library: Path) -> dict[str, object]:
     """A few of them under memcheck, in one process."""
-    wrapper = ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "99"]
+    wrapper = ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", str(ERROR_STATUS)]
     run = run_pytest(library, ["-k", SANITIZED_ORT_TESTS, "-p", "no:xdist"], wrapper)
     summary = re.findall(r"ERROR SUMMARY: .*", str(run["log"]))
     ok = run["passed"] > 0 and not run["failed"] and not run["skipped"] and bool(summary)
