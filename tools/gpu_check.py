@@ -55,16 +55,7 @@ RACECHECK_TESTS = ":".join(
     name for name in SANITIZED_TESTS.split(":") if "Hostile" not in name and "latent" not in name
 )
 # Kernels whose hazards racecheck reports and there are none, with the reason.
-RACECHECK_ALLOWED = (
-    (
-        r"decode::decode<\(octavo::CacheType\)\d, \(int\)\d+, \(int\)4>",
-        "four tiles of rows: two warps share the keys of a slot, and one writes zeros over dead values there. Its"
-        " order before the other's reads of the next tile comes from the slot's two mbarriers, at which one lane "
-        "arrives for its warp, and from the copy engine's bytes, which the tool does not follow; the hazards "
-        "beside it are of sums between which and their readers a barrier of all workers lies, after barriers of "
-        "pairs whose number is in a register (inferred from the machine code)",
-    ),
-)
+RACECHECK_ALLOWED: tuple[tuple[str, str], ...] = ()
 SANITIZER_SECONDS = 280
 ERROR_STATUS = 99  # of a process in which a sanitizer found something
 # Processes that share out the list of each tool: the tools are slow on the host's side.

@@ -65,6 +65,24 @@ __device__ inline std::uint32_t fp8_pair(std::uint32_t low_half) {
   return reinterpret_cast<const std::uint32_t&>(pair);
 }
 
+// K's integer codes are operands as they are: a code plus its bias is a whole number, and a whole number n below 1,024
+// in a float16's fraction is n * 2^-24, exactly (the tensor cores take subnormal numbers at full speed). What the bias
+// adds to a row's products is its sum of Q, with which the products start, negative. The higher of two 4-bit codes
+// stands four bits up and is 16 times too large: Q has a sixteenth of those channels. V's codes lose their bias before
+// the product: sums over thousands of keys would lose too many bits to it.
+template <CacheType kType>
+inline constexpr int kCodeBias = kType == CacheType::kInt8   ? 128
+                                 : kType == CacheType::kInt4 ? 8
+                                                             : 0;
+template <CacheType kType>
+inline constexpr float kCodeUnit = kCodeBias<kType> != 0 ? 1.0f / (1 << 24) : 1.0f;
+
+// How much too large the codes of K's channel d are: odd ones are the higher of two.
+template <CacheType kType>
+__device__ constexpr float excess_of(int d) {
+  return kType == CacheType::kInt4 && d % 2 == 1 ? 16.0f : 1.0f;
+}
+
 // (x & mask) ^ bits in one instruction.
 template <std::uint32_t kMask, std::uint32_t kBits>
 __device__ inline std::uint32_t and_xor(std::uint32_t x) {
@@ -73,9 +91,8 @@ __device__ inline std::uint32_t and_xor(std::uint32_t x) {
   return y;
 }
 
-// Four int8 codes as two registers: bytes (0, 2) and (1, 3). The byte in the mantissa of 1024, its sign bit flipped, is
-// 1024 + 128 + q. Left there, the bias would only add a constant to a row's scores, but one so large that float32 sums
-// keep 5e-6 of the log-sum-exp.
+// Four int8 codes as two registers: bytes (0, 2) and (1, 3). The byte in the fraction of 1024, its sign bit flipped, is
+// 1024 + 128 + q.
 __device__ inline void widen_int8(std::uint32_t word, std::uint32_t& even, std::uint32_t& odd) {
   even = subtract(and_xor<0x00ff00ffu, 0x64806480u>(word), 0x64806480u);
   odd = subtract(and_xor<0x00ff00ffu, 0x64806480u>(word >> 8), 0x64806480u);
@@ -90,11 +107,21 @@ __device__ inline void widen_int4(std::uint32_t word, std::uint32_t (&x)[4]) {
   x[3] = multiply_add_halves(and_xor<0x00f000f0u, 0x64006400u>(shifted), 0x2c002c00u, 0xd480d480u);
 }
 
-// A word of four codes of K.
+// Eight int4 codes of K, in the same order and with their bias; the second and the last pair are 16 times as large.
+__device__ inline void widen_int4_key(std::uint32_t word, std::uint32_t (&x)[4]) {
+  const std::uint32_t shifted = word >> 8;
+  x[0] = word & 0x000f000fu;
+  x[1] = word & 0x00f000f0u;
+  x[2] = shifted & 0x000f000fu;
+  x[3] = shifted & 0x00f000f0u;
+}
+
+// A word of four codes of K, integers with their bias.
 template <CacheType kType>
 __device__ inline void widen_key(std::uint32_t word, std::uint32_t (&pair)[2]) {
   if constexpr (kType == CacheType::kInt8) {
-    widen_int8(word, pair[0], pair[1]);
+    pair[0] = and_xor<0x00ff00ffu, 0x00800080u>(word);
+    pair[1] = and_xor<0x00ff00ffu, 0x00800080u>(word >> 8);
   } else {
     pair[0] = fp8_pair(word);
     pair[1] = fp8_pair(word >> 16);

@@ -35,7 +35,6 @@ struct Worker : Results<kType, kHead, kTiles> {
   using Base::fold_item;
   using Base::has_item;
   using Base::item;
-  using Base::kRounds;
   using Base::sync_workers;
   using Base::unit;
   using Base::work;
@@ -54,8 +53,6 @@ struct Worker : Results<kType, kHead, kTiles> {
   static constexpr int kChannelTiles = P::kChannelTiles;
   static constexpr int kRowTiles = S::kWarpTiles;
   static constexpr std::uint32_t kAllKeys = S::kKeys == 32 ? 0xffffffffu : 0xffffu;
-  static constexpr int kFirstPairBarrier = 3;       // names 1 and 2: the workers, the warps that copy
-  static_assert(S::kSplit == 1 || S::kHeads == 1);  // a group's number is then a pair's
   // Weights of zero do not clear these types' NaN and infinities.
   static constexpr bool kHasNan = S::kWide || kType == CacheType::kFloat8E4M3FN;
 
@@ -69,7 +66,9 @@ struct Worker : Results<kType, kHead, kTiles> {
   std::uint32_t query[S::kQueryInRegisters ? S::kSteps : 1][kRowTiles][2];
   float sums[kChannelTiles][kRowTiles][4];
   float maximum[kRowTiles][2], weight[kRowTiles][2], scale[kRowTiles][2];
-  float limit[kRowTiles][2];  // scores above it move the maximum
+  float limit[kRowTiles][2];   // scores above it move the maximum
+  float bias[kRowTiles][2];    // what scores start from
+  std::uint32_t segments = 0;  // that this warp has handed over
 
   __device__ Worker(const Call& call_, const Work& work_, std::byte* shared_)
       : Base(call_, work_, shared_),
@@ -118,7 +117,10 @@ struct Worker : Results<kType, kHead, kTiles> {
 #pragma unroll
     for (int tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
-      for (int j = 0; j < 2; ++j) scale[tile][j] = this->template at<float>(layout.row_scale)[row_of(tile, j)];
+      for (int j = 0; j < 2; ++j) {
+        scale[tile][j] = this->template at<float>(layout.row_scale)[row_of(tile, j)];
+        bias[tile][j] = this->template at<float>(layout.row_bias)[row_of(tile, j)];
+      }
     }
   }
 
@@ -162,7 +164,7 @@ struct Worker : Results<kType, kHead, kTiles> {
   }
 
   // Keys that a row does not attend to become -inf.
-  __device__ void mask(std::int32_t base, std::uint32_t mapped, float (&s)[kKeyTiles][kRowTiles][4]) const {
+  __device__ void hide(std::int32_t base, std::uint32_t mapped, float (&s)[kKeyTiles][kRowTiles][4]) const {
 #pragma unroll
     for (int tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
@@ -282,14 +284,14 @@ struct Worker : Results<kType, kHead, kTiles> {
     const std::uint32_t live = noted(ring.note().live[group * S::kKeys / 32]) >> group * S::kKeys % 32 & kAllKeys;
     float s[kKeyTiles][kRowTiles][4];
     std::uint32_t loaded = P::multiply_keys(
-        ring.slot() + key_lane, [&](int step, int tile, int reg) { return query_at(step, tile, reg); }, s);
+        ring.slot() + key_lane, [&](int step, int tile, int reg) { return query_at(step, tile, reg); }, bias, s);
     release(loaded | live);
     if (capped) [[unlikely]]
       cap(s);
     std::uint32_t p[kKeyTiles][kRowTiles][2];
     const bool whole = live == kAllKeys && base >= all_see_from && base + S::kKeys <= all_see_to;
     if (!whole) [[unlikely]]
-      mask(base, live, s);
+      hide(base, live, s);
     raise_if_far(s, capped);
     if (whole) [[likely]] {
       weigh<false>(s, capped, p);
@@ -297,11 +299,14 @@ struct Worker : Results<kType, kHead, kTiles> {
       weigh<true>(s, capped, p);
     }
     ring.wait_full();
-    if constexpr (kHasNan) {
-      if (!whole) [[unlikely]]
-        clear_dead(live);
+    // A weight of zero times whatever stands where no key of the sequence does may be NaN.
+    std::uint32_t mask[kKeyTiles][2];
+    if (kHasNan && !whole) [[unlikely]] {
+      P::find_live(live, lane, mask);
+      loaded = P::template multiply_values<kHasNan>(ring.slot() + value_lane, p, mask, sums);
+    } else {
+      loaded = P::template multiply_values<false>(ring.slot() + value_lane, p, mask, sums);
     }
-    loaded = P::multiply_values(ring.slot() + value_lane, p, sums);
     release(loaded);
   }
 
@@ -311,38 +316,16 @@ struct Worker : Results<kType, kHead, kTiles> {
     ring.advance();
   }
 
-  // Zeros for values that are no sequence's: a weight of zero times whatever stands there may be NaN. Of the warps that
-  // share a head and keys one clears, and the others wait.
-  __device__ void clear_dead(std::uint32_t live) const {
-    if (first_tile == 0) {
-      std::byte* const slot = shared + (ring.slot() - shared_address(shared));
-      for (int i = lane; i < S::kKeys * P::kHeadPieces; i += 32) {
-        const int key = i / P::kHeadPieces;
-        if ((live >> key & 1u) != 0) continue;
-        const int piece = head * P::kHeadPieces + i % P::kHeadPieces;
-        *reinterpret_cast<uint4*>(slot + slot_offset<S::kTileKeys>(group * S::kKeys + key, piece)) =
-            make_uint4(0, 0, 0, 0);
-      }
-      order_before_copies();
-    }
-    if constexpr (S::kSplit > 1) {
-      sync_threads<32 * S::kSplit>(kFirstPairBarrier + group);
-    } else {
-      __syncwarp();
-    }
-  }
-
-  // The sums of this warp, of some of the head's tiles, to the others.
-  __device__ void hand_over(int first) const {
-    const int column = lane % 4 * 2;
+  // The sums of this warp over a segment, to whoever folds them.
+  __device__ void hand_over() {
+    if (segments > 0) wait_for_phase(folded(), (segments - 1) % 2);
+    ++segments;
     const int r = lane / 4;
 #pragma unroll
     for (int tile = 0; tile < kRowTiles; ++tile) {
-      const int within = first_tile + tile - first;
-      if (within < 0 || within >= S::kExchangeTiles) continue;
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const int row = (head * S::kExchangeTiles + within) * 8 + column + j;
+        const int row = row_of(tile, j);
         float all = weight[tile][j];
 #pragma unroll
         for (int step = 4; step < 32; step *= 2) all += __shfl_xor_sync(0xffffffffu, all, step);
@@ -351,7 +334,7 @@ struct Worker : Results<kType, kHead, kTiles> {
           exchanged_state(group, row) =
               make_float2(maximum[tile][j] == -INFINITY ? -INFINITY : maximum[tile][j] * factor, all);
         }
-        if (is_row(row_of(tile, j))) {
+        if (is_row(row)) {
           float* const mine = exchanged(group, row);
 #pragma unroll
           for (int c = 0; c < kChannelTiles; ++c) {
@@ -361,30 +344,49 @@ struct Worker : Results<kType, kHead, kTiles> {
         }
       }
     }
+    arrive(handed());
   }
 
-  // All keys of the unit; the nodes over all of them go to the output or the workspace.
+  // The segment that was handed over last joins the tree: this thread's part of what all warps have handed over.
+  __device__ void fold_segment(std::int32_t index, bool last) const {
+    wait_for_phase(handed(), (segments - 1) % 2);
+#pragma unroll 1
+    for (int i = 0; i < S::kItems; ++i) {
+      const Item of = item(i);
+      if (has_item(of)) fold_item(of, index, last);
+    }
+    arrive(folded());
+  }
+
+  __device__ std::uint32_t handed() const {
+    return shared_address(shared + layout.handed);
+  }
+  __device__ std::uint32_t folded() const {
+    return shared_address(shared + layout.folded);
+  }
+
+  // All keys of the unit; the nodes over all of them go to the output or the workspace. A segment is folded a tile
+  // later, so that no warp waits for another.
   __device__ void walk() {
     // Where the bound leaves no room for a tree, all keys are one segment, however many there are.
     const std::int64_t segment_keys = work.levels == 0 ? std::int64_t{1} << 31 : std::int64_t{1} << segment_shift_of();
     std::int32_t base = unit.begin;
-    for (std::int32_t index = 0; base < unit.end; ++index) {
+    std::int32_t index = 0;
+    for (; base < unit.end; ++index) {
       start_segment();
       const auto end = static_cast<std::int32_t>(min(base + segment_keys, std::int64_t{unit.end}));
+      bool waiting = index > 0;
 #pragma unroll 1
-      for (; base < end; base += S::kTileKeys) do_tile(base + group * S::kKeys);
-#pragma unroll 1
-      for (int round = 0; round < kRounds; ++round) {
-        hand_over(round * S::kExchangeTiles);
-        sync_workers();
-#pragma unroll 1
-        for (int i = 0; i < S::kItems; ++i) {
-          const Item of = item(i, round * S::kExchangeTiles);
-          if (has_item(of)) fold_item(of, index, end == unit.end);
-        }
-        sync_workers();  // the exchange is free again
+      for (; base < end; base += S::kTileKeys) {
+        do_tile(base + group * S::kKeys);
+        if (waiting) [[unlikely]]
+          fold_segment(index - 1, false);
+        waiting = false;
       }
+      hand_over();
     }
+    if (index > 0) fold_segment(index - 1, true);
+    sync_workers();  // the exchange may hold rows of Q again
   }
 
   __device__ int segment_shift_of() const {
@@ -445,7 +447,12 @@ __global__ void __launch_bounds__(Shape<kType, kHead, kTiles>::kThreads, Shape<k
   let_next_kernel_start();  // which reads nothing before its own wait
   // While the kernel before this one still stores K and V: everything that does not look at the caches.
   const Layout layout = layout_of<S>(call.batch_size);
-  if (threadIdx.x == 0) Ring<S>(layout, shared).init(kHasTensorCopies && work.boxes);
+  if (threadIdx.x == 0) {
+    // Every thread arrives for itself: racecheck does not see one lane arrive for its warp.
+    init_barrier(shared_address(shared + layout.handed), S::kWorkers);
+    init_barrier(shared_address(shared + layout.folded), S::kWorkers);
+    Ring<S>(layout, shared).init(kHasTensorCopies && work.boxes);
+  }
   Units<S> units(call, work, layout, shared);
   units.make(reinterpret_cast<std::int32_t*>(shared + layout.exchange));
   __syncthreads();

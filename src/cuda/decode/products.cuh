@@ -33,10 +33,11 @@ struct Products {
     return place(first_key + key_of_row(lane % 8) + lane / 8 % 2 * 8, piece + lane / 16);
   }
 
-  // s = the keys of a slot times Q. `from`: this lane's place in the slot; `query(step, tile, register)`: Q's
-  // fragments. Returns a word of the last load.
+  // s = the keys of a slot times Q, plus the row's bias. `from`: this lane's place in the slot; `query(step, tile,
+  // register)`: Q's fragments. Returns a word of the last load.
   template <typename Query>
   static __device__ std::uint32_t multiply_keys(std::uint32_t from, const Query& query,
+                                                const float (&bias)[kRowTiles][2],
                                                 float (&s)[kKeyTiles][kRowTiles][4]) {
     std::uint32_t last = 0;
 #pragma unroll
@@ -44,7 +45,7 @@ struct Products {
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) s[k][tile][i] = 0.0f;
+        for (int i = 0; i < 4; ++i) s[k][tile][i] = kCodeBias<kType> != 0 ? bias[tile][i % 2] : 0.0f;
       }
     }
     const auto multiply = [&](int step, int k, const std::uint32_t(&a)[4]) {
@@ -90,8 +91,8 @@ struct Products {
           for (int word = 0; word < kWords; ++word) {
             if constexpr (kType == CacheType::kInt4) {
               std::uint32_t x[4], y[4];
-              widen_int4(lows[i.value][word], x);
-              widen_int4(highs[i.value][word], y);
+              widen_int4_key(lows[i.value][word], x);
+              widen_int4_key(highs[i.value][word], y);
               multiply(kFirstStep + word * 2, kTile, {x[0], y[0], x[1], y[1]});
               multiply(kFirstStep + word * 2 + 1, kTile, {x[2], y[2], x[3], y[3]});
             } else {
@@ -108,11 +109,32 @@ struct Products {
     return last;
   }
 
-  // sums += the values of a slot times the weights p. Returns a word of the last load.
+  // Which of a lane's values belong to keys whose bit in `live` is set, as halves of a register: of each key tile the
+  // first eight keys and the others.
+  static __device__ void find_live(std::uint32_t live, int lane, std::uint32_t (&mask)[kKeyTiles][2]) {
+#pragma unroll
+    for (int k = 0; k < kKeyTiles; ++k) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const std::uint32_t keys = live >> (k * 16 + half * 8);
+        mask[k][half] = (keys >> key_of_row(lane % 4 * 2) & 1u) * 0xffffu |
+                        (keys >> key_of_row(lane % 4 * 2 + 1) & 1u) * 0xffff0000u;
+      }
+    }
+  }
+
+  // sums += the values of a slot times the weights p. If kMasked, values that `live` does not have count as zeros,
+  // whatever stands there. Returns a word of the last load.
+  template <bool kMasked>
   static __device__ std::uint32_t multiply_values(std::uint32_t from, const std::uint32_t (&p)[kKeyTiles][kRowTiles][2],
+                                                  const std::uint32_t (&live)[kKeyTiles][2],
                                                   float (&sums)[kChannelTiles][kRowTiles][4]) {
     std::uint32_t last = 0;
-    const auto multiply = [&](int channel_tile, int k, const std::uint32_t(&a)[4]) {
+    const auto multiply = [&](int channel_tile, int k, std::uint32_t(&a)[4]) {
+      if constexpr (kMasked) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[i] &= live[k][i / 2];
+      }
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) {
         multiply_add<C>(sums[channel_tile][tile], a, p[k][tile][0], p[k][tile][1]);
@@ -152,8 +174,10 @@ struct Products {
             std::uint32_t x[4], y[4];
             widen_int4(low, x);
             widen_int4(high, y);
-            multiply(kPiece * 2, kTile, {x[0], x[1], y[0], y[1]});
-            multiply(kPiece * 2 + 1, kTile, {x[2], x[3], y[2], y[3]});
+            std::uint32_t a[4] = {x[0], x[1], y[0], y[1]};
+            std::uint32_t b[4] = {x[2], x[3], y[2], y[3]};
+            multiply(kPiece * 2, kTile, a);
+            multiply(kPiece * 2 + 1, kTile, b);
           } else {
             std::uint32_t a[4];
             widen_value<kType>(low, a[0], a[1]);

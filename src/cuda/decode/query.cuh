@@ -1,6 +1,7 @@
 // The query rows of a unit: which they are, and their fragments in shared memory.
 #pragma once
 
+#include <cfloat>
 #include <cmath>
 #include <cstdint>
 #include <type_traits>
@@ -157,12 +158,20 @@ struct QueryRows {
       }
     }
     auto* to = at<std::uint16_t>(layout.query);
+    float sum = 0.0f;  // of the row as the products see it
 #pragma unroll
     for (int c = 0; c < kUnit; ++c) {
-      const C element = from_float<C>(x[c] * (logit_scale < 0.0f ? -power : power));
+      const float excess = excess_of<kType>(c);
+      const C element = from_float<C>(x[c] * (logit_scale < 0.0f ? -power : power) / excess);
       to[place_in_fragments(r, first + c)] = reinterpret_cast<const std::uint16_t&>(element);
+      sum = __fmaf_rn(to_float(element), excess, sum);
     }
-    if (first == 0) at<float>(layout.row_scale)[r] = fabsf(logit_scale) / power * kLog2E;
+    if constexpr (kCodeBias<kType> != 0) sum = row_sum(sum);
+    if (first != 0) return;
+    float scale = fabsf(logit_scale) * (1.0f / kCodeUnit<kType> / power) * kLog2E;
+    if (isinf(scale) && !isinf(logit_scale)) scale = FLT_MAX;  // logits of 10^35 and more
+    at<float>(layout.row_scale)[r] = scale;
+    at<float>(layout.row_bias)[r] = -kCodeUnit<kType> * kCodeBias<kType> * sum;
   }
 
   static __device__ int place_in_fragments(int row, int d) {

@@ -86,40 +86,35 @@ struct Results : QueryRows<kType, kHead, kTiles> {
 
   __device__ Results(const Call& call_, const Work& work_, std::byte* shared_) : Rows(call_, shared_), work(work_) {}
 
-  // What a thread folds: four channels of a row.
+  // What a thread folds: four channels of a row of those of all heads, head by head.
   struct Item {
-    int exchange_row = 0;  // the row within the exchange
-    int row = 0;           // of all heads of the unit, head by head
-    int channel = 0;       // the first
+    int row = 0;
+    int channel = 0;  // the first
   };
-  __device__ Item item(int i, int first_tile) const {
-    constexpr int kRowsOfHead = 8 * S::kExchangeTiles;
+  __device__ Item item(int i) const {
     const int within = i * S::kWorkers + static_cast<int>(threadIdx.x);
-    const int row = within / (kHead / 4);
-    return {row, row / kRowsOfHead * S::kRows + first_tile * 8 + row % kRowsOfHead, within % (kHead / 4) * 4};
+    return {within / (kHead / 4), within % (kHead / 4) * 4};
   }
-  __device__ bool has_item(const Item& of) const { return of.exchange_row < S::kExchangeRows && is_row(of.row); }
-  // For all items, a few tiles of rows at a time, with what the warps exchange in between.
-  static constexpr int kRounds = kTiles / S::kExchangeTiles;
+  __device__ bool has_item(const Item& of) const { return of.row < S::kAllRows && is_row(of.row); }
 
-  __device__ float* exchanged(int group, int exchange_row) const {
-    return this->template at<float>(layout.exchange) + (group * S::kExchangeRows + exchange_row) * S::kExchangeStride;
+  __device__ float* exchanged(int group, int row) const {
+    return this->template at<float>(layout.exchange) + (group * S::kAllRows + row) * S::kExchangeStride;
   }
-  __device__ float2& exchanged_state(int group, int exchange_row) const {
-    return this->template at<float2>(layout.exchange_state)[group * S::kExchangeRows + exchange_row];
+  __device__ float2& exchanged_state(int group, int row) const {
+    return this->template at<float2>(layout.exchange_state)[group * S::kAllRows + row];
   }
 
   // Folds what the warps of a head handed over, in their order.
   __device__ Node gather(const Item& of) const {
     Node node;
 #pragma unroll
-    for (int g = 0; g < S::kGroups; ++g) node.maximum = fmaxf(node.maximum, exchanged_state(g, of.exchange_row).x);
+    for (int g = 0; g < S::kGroups; ++g) node.maximum = fmaxf(node.maximum, exchanged_state(g, of.row).x);
     const float reference = node.maximum == -INFINITY ? 0.0f : node.maximum;
 #pragma unroll
     for (int g = 0; g < S::kGroups; ++g) {
-      const float2 state = exchanged_state(g, of.exchange_row);
+      const float2 state = exchanged_state(g, of.row);
       const float factor = exp2_approximate(state.x - reference);
-      const float4 x = *reinterpret_cast<const float4*>(exchanged(g, of.exchange_row) + of.channel);
+      const float4 x = *reinterpret_cast<const float4*>(exchanged(g, of.row) + of.channel);
       node.weight = fmaf(state.y, factor, node.weight);
       node.sum.x = fmaf(x.x, factor, node.sum.x);
       node.sum.y = fmaf(x.y, factor, node.sum.y);
@@ -220,18 +215,15 @@ struct Results : QueryRows<kType, kHead, kTiles> {
     sync_workers();
     if (arrived_before + 1 == runs) {
 #pragma unroll 1
-      for (int round = 0; round < kRounds; ++round) {
-#pragma unroll 1
-        for (int i = 0; i < S::kItems; ++i) {
-          const Item of = item(i, round * S::kExchangeTiles);
-          if (has_item(of)) write(of, merge(of));
-        }
+      for (int i = 0; i < S::kItems; ++i) {
+        const Item of = item(i);
+        if (has_item(of)) write(of, merge(of));
       }
     }
     sync_workers();  // the flag is free again
   }
 
-  // Of all threads but the copying warp's.
+  // Of all threads but those of the copying warps.
   static __device__ void sync_workers() {
     sync_threads<S::kWorkers>(1);
   }

@@ -1,4 +1,4 @@
-// The ring of tiles in shared memory between the warp that copies and the warps that work: K and V of a tile have a
+// The ring of tiles in shared memory between the warps that copy and the warps that work: K and V of a tile have a
 // slot each, in turn.
 #pragma once
 
@@ -21,7 +21,7 @@ class Ring {
         empty_(shared_address(shared + layout.empty)),
         notes_(reinterpret_cast<TileNote*>(shared + layout.notes)) {}
 
-  // By one thread, before a barrier of the block. Lane 0 of the copying warp arrives for the note and the copy engine's
+  // By one thread, before a barrier of the block. Lane 0 of a copying warp arrives for the note and the copy engine's
   // bytes; without the copy engine every lane arrives once more, for its own copies.
   __device__ void init(bool boxes) const {
     for (int i = 0; i < S::kSlots; ++i) {

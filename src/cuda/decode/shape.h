@@ -12,13 +12,13 @@ namespace octavo::cuda::decode {
 // Keys are summed up in segments of this many positions, and segments are folded by a fixed tree: neither depends on
 // anything but a sequence's own lengths. Short sequences have shorter ones, so that few of them still fill a device.
 inline constexpr int kSegmentShift = 9;  // 512 keys; twice, four times as many in longer sequences
-// A window leaves few keys, and many sequences are as long as it: shorter segments for more blocks.
-inline constexpr int kMaxTokens = 8;  // new tokens of a sequence that this kernel takes
+inline constexpr int kMaxTokens = 8;     // new tokens of a sequence that this kernel takes
 // A window's keys begin at a multiple of this and reach over all new tokens: so many more.
 inline constexpr int kWindowKeys = 32;
 inline constexpr int kRounded = 64;
 static_assert(kWindowKeys - 1 + kMaxTokens - 1 <= kRounded);
 
+// A window leaves few keys, and many sequences are as long as it: shorter segments for more blocks.
 OCTAVO_HOST_DEVICE constexpr int segment_shift(std::int32_t keys, bool windowed) {
   if (windowed && keys <= 2048 + kRounded) return kSegmentShift;
   return keys <= 8192 + kRounded ? kSegmentShift + 1 : kSegmentShift + 2;
@@ -67,21 +67,20 @@ struct Shape {
   static constexpr int kTileKeys = kGroups * kKeys;
 
   static constexpr int kSlotBytes = kTileKeys * kRowBytes;  // K or V of a tile
-  static constexpr int kBlocksPerSm = kWarps == 8 || kSlotBytes > 16384 || kSize == 512 ? 1 : 2;
+  // Blocks of eight working warps are alone on an SM but for rows of a quarter line: those have the registers for two.
+  static constexpr int kBlocksPerSm = (kWarps == 8 && kHeads != 4) || kSlotBytes > 16384 || kSize == 512 ? 1 : 2;
   // Slots of the ring: enough bytes under way, and not more (measured: docs/performance.md).
-  static constexpr int kSlots = kSlotBytes > 16384  ? 4
-                                : kBlocksPerSm == 1 ? (kSlotBytes < 16384 ? 8 : 5)
-                                : kTiles == 1       ? 3
-                                                    : 4;
+  static constexpr int kSlots = kSlotBytes > 16384 ? (kTiles == 1 ? 4 : 3)
+                                : kSlotBytes<16384               ? 6
+                                             : kBlocksPerSm == 1 ? 5
+                                                                 : kTiles == 1 || kAllSize> 128
+                                    ? 3
+                                    : 4;
   // The lowest levels of a block's stack of nodes (tree.cuh) are in shared memory.
   static constexpr int kLevels = kAllSize >= 512 ? 0 : kAllSize == 256 ? 1 : 2;
-  // Tiles of rows whose sums the warps exchange at a time, of each head.
-  static constexpr int kExchangeTiles = kAllSize <= 128 ? kTiles : 1;
-  static constexpr int kExchangeRows = 8 * kExchangeTiles * kHeads;
-  static constexpr int kExchangeStride = kHead + 4;    // floats of a row: rows start in different banks
-  static_assert(kGroups * kExchangeRows >= kAllRows);  // rows of Q stand there before
+  static constexpr int kExchangeStride = kHead + 4;  // floats of a row: rows start in different banks
   // Numbers of four channels and one row, each folded by one thread.
-  static constexpr int kItems = (kExchangeRows * kHead / 4 + kWorkers - 1) / kWorkers;
+  static constexpr int kItems = (kAllRows * kHead / 4 + kWorkers - 1) / kWorkers;
   static constexpr bool kQueryInRegisters = kSize <= 128;
 };
 
@@ -98,11 +97,14 @@ struct Layout {
   int notes = 0;            // [slots] TileNote
   int full = 0, empty = 0;  // [slots] barriers
   int query = 0;            // fragments
-  int exchange = 0;         // [groups][exchange rows][stride] floats: sums of the warps; rows of Q before that
-  int exchange_state = 0;   // [groups][exchange rows] float2
+  int exchange = 0;         // [groups][rows][stride] floats: sums of the warps; rows of Q before that
+  int exchange_state = 0;   // [groups][rows] float2
+  int handed = 0;           // a barrier: the exchange is full
+  int folded = 0;           // and another: it is free again
   int stack_sums = 0;       // [levels][rows * head / 4] float4
   int stack_states = 0;     // the same, float2
   int row_scale = 0;        // [rows] floats
+  int row_bias = 0;         // the same
   int flag = 0;             // a word that one thread has for all workers
   int next = 0;             // one that the warps that copy share
   int full_units = 0;       // [batch + 1]
@@ -129,11 +131,14 @@ OCTAVO_HOST_DEVICE constexpr Layout layout_of(int batch) {
   layout.full = take(S::kSlots * 8);
   layout.empty = take(S::kSlots * 8);
   layout.query = take(S::kAllRows * S::kSteps * 32);
-  layout.exchange = take(S::kGroups * S::kExchangeRows * S::kExchangeStride * 4);
-  layout.exchange_state = take(S::kGroups * S::kExchangeRows * 8);
+  layout.exchange = take(S::kGroups * S::kAllRows * S::kExchangeStride * 4);
+  layout.exchange_state = take(S::kGroups * S::kAllRows * 8);
+  layout.handed = take(8);
+  layout.folded = take(8);
   layout.stack_sums = take(S::kLevels * S::kAllSize * 2 * 16);
   layout.stack_states = take(S::kLevels * S::kAllSize * 2 * 8);
   layout.row_scale = take(S::kAllRows * 4);
+  layout.row_bias = take(S::kAllRows * 4);
   layout.flag = take(4);
   layout.next = take(4);
   layout.full_units = take((batch + 1) * 4);

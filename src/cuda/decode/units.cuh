@@ -58,7 +58,7 @@ class Units {
   // All threads of the block. `scratch` has kScratch words.
   static constexpr int kWarps = S::kThreads / 32;
   static constexpr int kScratch = std::max(kCandidates + 2 * kWarps, 2 * kMaxWarps);
-  static_assert(kScratch <= S::kGroups * S::kExchangeRows * S::kExchangeStride);
+  static_assert(kScratch <= S::kGroups * S::kAllRows * S::kExchangeStride);
   __device__ void make(std::int32_t* scratch) {
     if (is_small()) {
       make_small();
