@@ -11,6 +11,7 @@ namespace octavo::dispatch {
 std::span<const Backend* const> backends() noexcept {
   static constexpr const Backend* kBackends[] = {
 #if defined(__x86_64__)
+    &cpu::kAvx512VnniBackend,
     &cpu::kAvx512Backend,
     &cpu::kAvx2Backend,
 #endif

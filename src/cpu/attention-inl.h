@@ -94,30 +94,57 @@ HWY_INLINE const std::uint8_t* decoded_row(DecodeRow decode, const std::uint8_t*
   return reinterpret_cast<const std::uint8_t*>(buffer);
 }
 
-// Turns the rows of mapped keys into floats.
-HWY_INLINE void decode_keys(const Call& call, LaneScratch& scratch, KeyTile& keys) {
+// The kernels that a call's K and V need.
+struct CallKernels {
+  StreamKernels keys, values;
+};
+
+template <class Products>
+HWY_INLINE CallKernels kernels_of(const Call& call) {
+  const Problem& problem = *call.problem;
+  const Cache& v_cache = problem.cache_layout == CacheLayout::kLatent ? call.k_cache : call.v_cache;
+  return {Products::of_keys(call.k_cache.type, problem.head_size),
+          Products::of_values(v_cache.type, problem.v_head_size)};
+}
+
+// Turns the rows of mapped keys into floats where the kernels do not take codes.
+HWY_INLINE void decode_keys(const Call& call, const CallKernels& kernels, LaneScratch& scratch, KeyTile& keys) {
   const Problem& problem = *call.problem;
   const bool latent = problem.cache_layout == CacheLayout::kLatent;
   const std::int64_t key_stride = padded(problem.head_size);
   const std::int64_t value_stride = padded(problem.v_head_size);
+  const bool decodes_keys = !kernels.keys.in_integers;
+  const bool decodes_values = !kernels.values.in_integers;
+  const bool shared = latent && decodes_keys;  // one decoded row for both
+  const Cache& v_cache = latent ? call.k_cache : call.v_cache;
   const DecodeRow decode_key = decoder(call.k_cache.type);
-  const DecodeRow decode_value = decoder(call.v_cache.type);
+  const DecodeRow decode_value = decoder(v_cache.type);
   // The value loop reads whole vectors: rows may stay in the cache only where those end inside the row.
-  const bool value_in_place = call.v_cache.type == CacheType::kFloat32 && value_stride <= problem.head_size;
+  const bool value_in_place = v_cache.type == CacheType::kFloat32 && value_stride <= problem.head_size;
   const bool key_in_place = call.k_cache.type == CacheType::kFloat32 && (!latent || value_stride <= problem.head_size);
   for (std::uint64_t bits = keys.mapped; bits != 0; bits &= bits - 1) {
     const std::int64_t k = std::countr_zero(bits);
-    keys.keys[k] =
-        decoded_row(decode_key, keys.keys[k], problem.head_size, key_in_place, scratch.keys + k * key_stride);
-    keys.values[k] = latent ? keys.keys[k]
-                            : decoded_row(decode_value, keys.values[k], problem.head_size, value_in_place,
+    if (decodes_keys) {
+      keys.keys[k] =
+          decoded_row(decode_key, keys.keys[k], problem.head_size, key_in_place, scratch.keys + k * key_stride);
+    }
+    if (!decodes_values) continue;
+    keys.values[k] = shared ? keys.keys[k]
+                            : decoded_row(decode_value, keys.values[k], problem.v_head_size, value_in_place,
                                           scratch.values + k * value_stride);
   }
 }
 
 // scores = q.k; q already holds scale and K's quantisation scale. Of masked keys they are anything.
-HWY_INLINE void multiply_keys(const Call& call, std::int64_t rows, const KeyTile& keys, LaneScratch& scratch) {
+HWY_INLINE void multiply_keys(const Call& call, const CallKernels& kernels, std::int64_t rows, const KeyTile& keys,
+                              LaneScratch& scratch) {
   const std::int64_t width = call.problem->head_size;
+  if (kernels.keys.in_integers) {
+    LineStream nothing_ahead;
+    kernels.keys.score(scratch.query, scratch.splits, rows, width, keys.keys, keys.scored, nothing_ahead,
+                       scratch.scores);
+    return;
+  }
   transpose_keys(keys.keys, keys.scored, width, scratch.transposed);
   score_tile(scratch.query, rows, width, scratch.transposed, keys.scored, scratch.scores);
 }
@@ -201,24 +228,29 @@ HWY_INLINE void weigh_scores(const Call& call, const Tile& tile, const KeyTile& 
   }
 }
 
-// One KV head, keys decoded first. kSkipMasked: masked positions' values are not even multiplied by 0
+// One KV head, keys decoded first unless the kernels take codes. kSkipMasked: masked positions' values are not even multiplied by 0
 // (accumulate_nonzero).
-template <bool kSkipMasked>
+template <class Products, bool kSkipMasked>
 HWY_INLINE void attend_decoded(const Call& call, const Tile& tile, std::int64_t chunk, LaneScratch& scratch,
                                SoftmaxState& state) {
   const Problem& problem = *call.problem;
   const std::int64_t rows = tile.rows(problem.group_size());
   const std::int64_t stride = padded(problem.v_head_size);
+  const CallKernels kernels = kernels_of<Products>(call);
   clear_state(problem, rows, state);
   const TokenRanges ranges(call, tile);
   const contract::Range seen = seen_of_chunk(ranges, chunk);
   KeyTile keys;
   for (std::int64_t base = seen.begin; base < seen.end; base += kTileKeys) {
     if (!find_keys(call, tile, ranges, base, scratch, keys)) continue;
-    decode_keys(call, scratch, keys);
-    multiply_keys(call, rows, keys, scratch);
+    decode_keys(call, kernels, scratch, keys);
+    multiply_keys(call, kernels, rows, keys, scratch);
     weigh_scores(call, tile, keys, scratch, state);
-    if constexpr (kSkipMasked) {
+    if (kernels.values.in_integers) {  // codes are finite
+      LineStream nothing_ahead;
+      kernels.values.accumulate(scratch.scores, rows, keys.values, keys.begin, keys.end, problem.v_head_size, stride,
+                                nothing_ahead, state.sums);
+    } else if constexpr (kSkipMasked) {
       accumulate_nonzero(scratch.scores, rows, keys.values, keys.begin, keys.end, stride, state.sums);
     } else {
       accumulate_values(scratch.scores, rows, keys.values, keys.begin, keys.end, stride, state.sums);
@@ -246,6 +278,7 @@ class HeadRows {
 };
 
 // All KV heads of a tile of few rows. While keys are used, their values are fetched; while these are, the next keys.
+template <class Products>
 HWY_INLINE void attend_streamed(const Call& call, const Tile& tile, std::int64_t chunk, LaneScratch& scratch,
                                 SoftmaxState& state) {
   const Problem& problem = *call.problem;
@@ -254,15 +287,14 @@ HWY_INLINE void attend_streamed(const Call& call, const Tile& tile, std::int64_t
   const bool latent = problem.cache_layout == CacheLayout::kLatent;
   const Cache& k_cache = call.k_cache;
   const Cache& v_cache = latent ? call.k_cache : call.v_cache;
-  const StreamKernels key_kernels = stream_kernels(k_cache.type);
-  const StreamKernels value_kernels = stream_kernels(v_cache.type);
+  const CallKernels kernels = kernels_of<Products>(call);
   const auto lines_of_keys = [&](const KeyTile& keys) {
     return LineStream(keys.keys, keys.mapped, tile.head_count, k_cache.head_bytes,
-                      key_kernels.row_bytes(problem.head_size));
+                      kernels.keys.row_bytes(problem.head_size));
   };
   const auto lines_of_values = [&](const KeyTile& keys) {
     return LineStream(keys.values, keys.mapped, tile.head_count, v_cache.head_bytes,
-                      value_kernels.row_bytes(problem.v_head_size));
+                      kernels.values.row_bytes(problem.v_head_size));
   };
 
   clear_state(problem, tile.rows(problem.group_size()), state);
@@ -280,8 +312,9 @@ HWY_INLINE void attend_streamed(const Call& call, const Tile& tile, std::int64_t
     LineStream values_ahead = lines_of_values(keys);
     HeadRows key_rows(keys.keys, keys.mapped, k_cache.head_bytes);
     for (std::int64_t h = 0; h < tile.head_count; ++h, key_rows.next_head()) {
-      key_kernels.score(scratch.query + h * rows * problem.head_size, rows, problem.head_size, key_rows.rows(),
-                        keys.scored, values_ahead, scratch.scores + h * rows * kTileKeys);
+      kernels.keys.score(scratch.query + h * rows * problem.head_size, scratch.splits + h * rows, rows,
+                         problem.head_size, key_rows.rows(), keys.scored, values_ahead,
+                         scratch.scores + h * rows * kTileKeys);
     }
     values_ahead.fetch_rest();
     for (std::int64_t h = 0; h < tile.head_count && keys.mapped != 0; ++h) {
@@ -292,21 +325,22 @@ HWY_INLINE void attend_streamed(const Call& call, const Tile& tile, std::int64_t
     LineStream keys_ahead = lines_of_keys(next);
     HeadRows value_rows(keys.values, keys.mapped, v_cache.head_bytes);
     for (std::int64_t h = 0; h < tile.head_count; ++h, value_rows.next_head()) {
-      value_kernels.accumulate(scratch.scores + h * rows * kTileKeys, rows, value_rows.rows(), keys.begin, keys.end,
-                               stride, keys_ahead, state.sums + h * rows * stride);
+      kernels.values.accumulate(scratch.scores + h * rows * kTileKeys, rows, value_rows.rows(), keys.begin, keys.end,
+                                problem.v_head_size, stride, keys_ahead, state.sums + h * rows * stride);
     }
     keys_ahead.fetch_rest();
   }
 }
 
+template <class Products>
 HWY_INLINE void attend_chunk(const Call& call, const Tile& tile, std::int64_t chunk, LaneScratch& scratch,
                              SoftmaxState& state) {
   const Problem& problem = *call.problem;
   const std::int64_t rows = tile.rows_per_head(problem.group_size());
   if (streams(problem, rows)) {
-    attend_streamed(call, tile, chunk, scratch, state);
+    attend_streamed<Products>(call, tile, chunk, scratch, state);
   } else {
-    attend_decoded<false>(call, tile, chunk, scratch, state);
+    attend_decoded<Products, false>(call, tile, chunk, scratch, state);
   }
   // A value that overflowed is infinite, and a masked position takes part in nothing: rows that may not see it must
   // stay finite. That is too rare to pay for in every tile, so the chunk is done again where it shows.
@@ -315,7 +349,7 @@ HWY_INLINE void attend_chunk(const Call& call, const Tile& tile, std::int64_t ch
     SoftmaxState head_state = state.from_row(problem, h * rows);
     for (std::int64_t r = 0; r < rows; ++r) {
       if (!has_non_finite(head_state.sums + r * padded(problem.v_head_size), problem.v_head_size)) continue;
-      attend_decoded<true>(call, tile.head(h), chunk, head_scratch, head_state);
+      attend_decoded<Products, true>(call, tile.head(h), chunk, head_scratch, head_state);
       break;
     }
   }
@@ -337,6 +371,7 @@ HWY_INLINE void fold(const Call& call, const Tile& tile, const SoftmaxState& nex
 }
 
 // Second pass of output_qk = probabilities: the scores again, now that each row's maximum and denominator are known.
+template <class Products>
 HWY_INLINE void write_probabilities(const Call& call, const Tile& tile, const SoftmaxState& state,
                                     LaneScratch& scratch) {
   const std::int64_t group = call.problem->group_size();
@@ -344,12 +379,13 @@ HWY_INLINE void write_probabilities(const Call& call, const Tile& tile, const So
   const FloatTag d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const TokenRanges ranges(call, tile);
+  const CallKernels kernels = kernels_of<Products>(call);
   KeyTile keys;
-  load_head_queries(call, tile, scratch);
+  load_head_queries<Products>(call, tile, scratch);
   for (std::int64_t base = ranges.first / kTileKeys * kTileKeys; base < ranges.last; base += kTileKeys) {
     if (!find_keys(call, tile, ranges, base, scratch, keys)) continue;
-    decode_keys(call, scratch, keys);
-    multiply_keys(call, rows, keys, scratch);
+    decode_keys(call, kernels, scratch, keys);
+    multiply_keys(call, kernels, rows, keys, scratch);
     adjust_scores(call, tile, keys, scratch);
     for (std::int64_t r = 0; r < rows; ++r) {
       const float maximum = state.maximum[r];
@@ -377,6 +413,7 @@ HWY_INLINE float output_factor(const Call& call, std::int64_t head, float maximu
   return numerator / (weight * numerator + std::exp(sink - reference));
 }
 
+template <class Products>
 HWY_INLINE void finish_head(const Call& call, const Tile& tile, const SoftmaxState& state, LaneScratch& scratch) {
   const Problem& problem = *call.problem;
   const std::int64_t group = problem.group_size();
@@ -385,7 +422,7 @@ HWY_INLINE void finish_head(const Call& call, const Tile& tile, const SoftmaxSta
     scratch.factors[r] = output_factor(call, tile.kv_head * group + r % group, state.maximum[r], state.weight[r]);
   }
   // Before the output: that may lie over the queries, which this reads again.
-  if (problem.qk_output == QkOutput::kProbabilities) write_probabilities(call, tile, state, scratch);
+  if (problem.qk_output == QkOutput::kProbabilities) write_probabilities<Products>(call, tile, state, scratch);
 
   const std::int64_t width = problem.v_head_size;
   const Cache& v_cache = problem.cache_layout == CacheLayout::kLatent ? call.k_cache : call.v_cache;
@@ -410,11 +447,12 @@ HWY_INLINE void finish_head(const Call& call, const Tile& tile, const SoftmaxSta
   }
 }
 
+template <class Products>
 HWY_INLINE void finish(const Call& call, const Tile& tile, const SoftmaxState& state, LaneScratch& scratch) {
   const std::int64_t rows = tile.rows_per_head(call.problem->group_size());
   for (std::int64_t h = 0; h < tile.head_count; ++h) {
     LaneScratch head_scratch = scratch.from_row(*call.problem, h * rows);
-    finish_head(call, tile.head(h), state.from_row(*call.problem, h * rows), head_scratch);
+    finish_head<Products>(call, tile.head(h), state.from_row(*call.problem, h * rows), head_scratch);
   }
 }
 

@@ -111,11 +111,19 @@ bool has_float16_conversion() {
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
 }
 
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma") && has_float16_conversion();
+}
+
 std::string refuse_without_avx512(const Problem&) {
-  const bool has = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                   __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
-                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma") && has_float16_conversion();
-  return has ? std::string() : "this processor lacks AVX-512 (F, BW, CD, DQ, VL)";
+  return has_avx512() ? std::string() : "this processor lacks AVX-512 (F, BW, CD, DQ, VL)";
+}
+
+std::string refuse_without_vnni(const Problem&) {
+  const bool has = has_avx512() && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
+  return has ? std::string() : "this processor lacks AVX-512 (F, BW, CD, DQ, VL, VNNI, VBMI)";
 }
 
 std::string refuse_without_avx2(const Problem&) {
@@ -131,6 +139,12 @@ std::string refuse_without_baseline(const Problem&) {
 }
 
 }  // namespace
+
+const dispatch::Backend kAvx512VnniBackend = {
+    "cpu_avx512_vnni",   "Streaming attention in 512-bit vectors; int8 and int4 caches by integer products.",
+    DeviceKind::kCpu,    kFeatures,
+    refuse_without_vnni, workspace_bytes,
+    run<kAvx512VnniKernels>};
 
 const dispatch::Backend kAvx512Backend = {"cpu_avx512",          "Streaming attention in 512-bit vectors.",
                                           DeviceKind::kCpu,      kFeatures,

@@ -32,17 +32,26 @@
 #include "cpu/codecs-inl.h"
 #include "cpu/tile-inl.h"
 #include "cpu/stream-inl.h"
+#include "cpu/integer-inl.h"
 #include "cpu/prologue-inl.h"
 #include "cpu/attention-inl.h"
 // clang-format on
 
 namespace octavo::cpu::HWY_NAMESPACE {
-constexpr Kernels kKernels = {store_tokens, load_queries, attend_chunk, fold, finish};
+template <class Products>
+constexpr Kernels kernels_for() {
+  return {store_tokens, load_queries<Products>, attend_chunk<Products>, fold, finish<Products>};
+}
+constexpr Kernels kKernels = kernels_for<FloatProducts>();
+#if HWY_TARGET == HWY_AVX3
+constexpr Kernels kVnniKernels = kernels_for<IntegerProducts>();
+#endif
 }  // namespace octavo::cpu::HWY_NAMESPACE
 
 #if HWY_ONCE
 namespace octavo::cpu {
 #if defined(__x86_64__)
+const Kernels kAvx512VnniKernels = N_AVX3::kVnniKernels;
 const Kernels kAvx512Kernels = N_AVX3::kKernels;
 const Kernels kAvx2Kernels = N_AVX2::kKernels;
 #endif

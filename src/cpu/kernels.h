@@ -25,6 +25,7 @@ struct Kernels {
 };
 
 #if defined(__x86_64__)
+extern const Kernels kAvx512VnniKernels;
 extern const Kernels kAvx512Kernels;
 extern const Kernels kAvx2Kernels;
 #endif

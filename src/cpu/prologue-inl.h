@@ -44,6 +44,7 @@ HWY_INLINE void normalise_and_rotate(const Problem& problem, const LaneScratch& 
   }
 }
 
+template <class Products>
 HWY_INLINE void load_head_queries(const Call& call, const Tile& tile, LaneScratch& scratch) {
   const Problem& problem = *call.problem;
   const std::int64_t group = problem.group_size();
@@ -60,13 +61,16 @@ HWY_INLINE void load_head_queries(const Call& call, const Tile& tile, LaneScratc
       call.k_cache.apply_scale(tile.kv_head, width, problem.scale, width, to);
     }
   }
+  const StreamKernels kernels = Products::of_keys(call.k_cache.type, width);
+  if (kernels.split != nullptr) kernels.split(tile.rows(group), width, scratch.query, scratch.splits);
 }
 
+template <class Products>
 HWY_INLINE void load_queries(const Call& call, const Tile& tile, LaneScratch& scratch) {
   const std::int64_t rows = tile.rows_per_head(call.problem->group_size());
   for (std::int64_t h = 0; h < tile.head_count; ++h) {
     LaneScratch head_scratch = scratch.from_row(*call.problem, h * rows);
-    load_head_queries(call, tile.head(h), head_scratch);
+    load_head_queries<Products>(call, tile.head(h), head_scratch);
   }
 }
 

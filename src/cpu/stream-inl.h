@@ -13,6 +13,8 @@ inline constexpr std::size_t kLineBytes = 64;
 // of one head alone are short and far apart, and memory gives them at half the rate or less.
 class LineStream {
  public:
+  LineStream() = default;  // nothing to fetch
+
   // rows: of the tokens whose bit in `tokens` is set; `heads` rows of row_bytes each, head_bytes apart.
   LineStream(const std::uint8_t* const* rows, std::uint64_t tokens, std::int64_t heads, std::int64_t head_bytes,
              std::int64_t row_bytes)
@@ -48,9 +50,9 @@ class LineStream {
     return true;
   }
 
-  const std::uint8_t* const* rows_;
-  std::uint64_t tokens_;
-  std::int64_t heads_, head_bytes_, row_bytes_;
+  const std::uint8_t* const* rows_ = nullptr;
+  std::uint64_t tokens_ = 0;
+  std::int64_t heads_ = 0, head_bytes_ = 0, row_bytes_ = 0;
   std::int64_t head_ = 0;
   const std::uint8_t* line_ = nullptr;
   const std::uint8_t* end_ = nullptr;
@@ -139,7 +141,7 @@ HWY_INLINE void value_keys_rows(const float* weights, const std::uint8_t* const*
 
 // scores[r][k] = q[r] . key k for `count` keys and the rows of one KV head.
 template <class Codec>
-void score_stream(const float* query, std::int64_t rows, std::int64_t width, const std::uint8_t* const* keys,
+void score_stream(const float* query, const QuerySplit*, std::int64_t rows, std::int64_t width, const std::uint8_t* const* keys,
                   std::int64_t count, LineStream& ahead, float* scores) {
   for (std::int64_t r = 0; r < rows; r += kScoreRows, query += kScoreRows * width, scores += kScoreRows * kTileKeys) {
     switch (std::min<std::int64_t>(rows - r, kScoreRows)) {
@@ -153,8 +155,8 @@ void score_stream(const float* query, std::int64_t rows, std::int64_t width, con
 
 // sums[r] += weights[r][k] * value k over keys [begin, end); stride = width of the rows of sums.
 template <class Codec>
-void accumulate_stream(const float* weights, std::int64_t rows, const std::uint8_t* const* values, std::int64_t begin,
-                       std::int64_t end, std::int64_t stride, LineStream& ahead, float* sums) {
+void accumulate_stream(float* weights, std::int64_t rows, const std::uint8_t* const* values, std::int64_t begin,
+                       std::int64_t end, std::int64_t, std::int64_t stride, LineStream& ahead, float* sums) {
   for (std::int64_t r = 0; r < rows; r += kBlockRows, weights += kBlockRows * kTileKeys, sums += kBlockRows * stride) {
     switch (std::min<std::int64_t>(rows - r, kBlockRows)) {
       case 1: value_keys_rows<Codec, 1>(weights, values, begin, end, stride, ahead, sums); break;
@@ -166,18 +168,23 @@ void accumulate_stream(const float* weights, std::int64_t rows, const std::uint8
 }
 
 struct StreamKernels {
-  void (*score)(const float* query, std::int64_t rows, std::int64_t width, const std::uint8_t* const* keys,
-                std::int64_t count, LineStream& ahead, float* scores);
-  void (*accumulate)(const float* weights, std::int64_t rows, const std::uint8_t* const* values, std::int64_t begin,
-                     std::int64_t end, std::int64_t stride, LineStream& ahead, float* sums);
+  // Makes of rows of Q, in place, what `score` multiplies. nullptr: nothing.
+  void (*split)(std::int64_t rows, std::int64_t width, float* query, QuerySplit* splits);
+  void (*score)(const float* query, const QuerySplit* splits, std::int64_t rows, std::int64_t width,
+                const std::uint8_t* const* keys, std::int64_t count, LineStream& ahead, float* scores);
+  // width: channels of a value that are wanted. Of the weights nothing is left.
+  void (*accumulate)(float* weights, std::int64_t rows, const std::uint8_t* const* values, std::int64_t begin,
+                     std::int64_t end, std::int64_t width, std::int64_t stride, LineStream& ahead, float* sums);
   std::int64_t (*row_bytes)(std::int64_t channels);
+  bool in_integers;  // other bits than floats have: tiles of many rows must use these kernels too
 };
 
 template <class Codec>
 HWY_INLINE constexpr StreamKernels stream_kernels_of() {
-  return {score_stream<Codec>, accumulate_stream<Codec>, [](std::int64_t channels) {
-            return static_cast<std::int64_t>(Codec::bytes(static_cast<std::size_t>(channels)));
-          }};
+  const auto row_bytes = [](std::int64_t channels) {
+    return static_cast<std::int64_t>(Codec::bytes(static_cast<std::size_t>(channels)));
+  };
+  return {nullptr, score_stream<Codec>, accumulate_stream<Codec>, row_bytes, false};
 }
 
 HWY_INLINE StreamKernels stream_kernels(CacheType type) {
@@ -193,6 +200,12 @@ HWY_INLINE StreamKernels stream_kernels(CacheType type) {
   }
   return stream_kernels_of<Float32Codec>();
 }
+
+// Which kernels multiply Q by K and weights by V: those that every processor of the target has.
+struct FloatProducts {
+  static StreamKernels of_keys(CacheType type, std::int64_t) { return stream_kernels(type); }
+  static StreamKernels of_values(CacheType type, std::int64_t) { return stream_kernels(type); }
+};
 
 }  // namespace octavo::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

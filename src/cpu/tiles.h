@@ -85,9 +85,17 @@ struct SoftmaxState {
   }
 };
 
+// A row of Q as integers (integer-inl.h).
+struct QuerySplit {
+  float unit = -1.0f;           // what a 1 of the lowest piece is worth; -1: the row is floats
+  std::int32_t sum[3] = {};     // of each piece, times what a code's unsigned byte has too much, negated
+  bool is_split() const noexcept { return unit >= 0.0f; }
+};
+
 // One lane's scratch.
 struct LaneScratch {
   float* query = nullptr;        // [rows][head_size], normalised, rotated and scaled
+  QuerySplit* splits = nullptr;  // [rows]
   float* scores = nullptr;       // [rows][kTileKeys]
   float* keys = nullptr;         // [kTileKeys][padded(head_size)], decoded rows
   float* values = nullptr;       // [kTileKeys][padded(v_head_size)], decoded rows
@@ -105,6 +113,8 @@ struct LaneScratch {
     const std::int64_t rows = max_tile_rows(problem);
     LaneScratch scratch;
     scratch.query = arena.take(rows * problem.head_size);
+    constexpr auto kSplitFloats = static_cast<std::int64_t>(sizeof(QuerySplit) / sizeof(float));
+    scratch.splits = reinterpret_cast<QuerySplit*>(arena.take(rows * kSplitFloats));
     scratch.scores = arena.take(rows * kTileKeys);
     scratch.keys = arena.take(kTileKeys * padded(problem.head_size));
     scratch.values = arena.take(kTileKeys * padded(problem.v_head_size));
@@ -124,6 +134,7 @@ struct LaneScratch {
   LaneScratch from_row(const Problem& problem, std::int64_t first) const noexcept {
     LaneScratch part = *this;
     part.query += first * problem.head_size;
+    part.splits += first;
     part.scores += first * kTileKeys;
     part.factors += first;
     return part;
