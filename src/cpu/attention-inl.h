@@ -103,8 +103,8 @@ template <class Products>
 HWY_INLINE CallKernels kernels_of(const Call& call) {
   const Problem& problem = *call.problem;
   const Cache& v_cache = problem.cache_layout == CacheLayout::kLatent ? call.k_cache : call.v_cache;
-  return {Products::of_keys(call.k_cache.type, problem.head_size),
-          Products::of_values(v_cache.type, problem.v_head_size)};
+  return {Products::of(call.k_cache.type, problem.head_size),
+          Products::of(v_cache.type, problem.v_head_size)};
 }
 
 // Turns the rows of mapped keys into floats where the kernels do not take codes.
@@ -141,12 +141,11 @@ HWY_INLINE void multiply_keys(const Call& call, const CallKernels& kernels, std:
   const std::int64_t width = call.problem->head_size;
   if (kernels.keys.in_integers) {
     LineStream nothing_ahead;
-    kernels.keys.score(scratch.query, scratch.splits, rows, width, keys.keys, keys.scored, nothing_ahead,
-                       scratch.scores);
+    kernels.keys.score(scratch.query, rows, width, keys.keys, keys.scored, nothing_ahead, scratch.scores);
     return;
   }
   transpose_keys(keys.keys, keys.scored, width, scratch.transposed);
-  score_tile(scratch.query, rows, width, scratch.transposed, keys.scored, scratch.scores);
+  score_tile(scratch.query.floats, rows, width, scratch.transposed, keys.scored, scratch.scores);
 }
 
 // scores = softcap(scores) + bias
@@ -312,9 +311,9 @@ HWY_INLINE void attend_streamed(const Call& call, const Tile& tile, std::int64_t
     LineStream values_ahead = lines_of_values(keys);
     HeadRows key_rows(keys.keys, keys.mapped, k_cache.head_bytes);
     for (std::int64_t h = 0; h < tile.head_count; ++h, key_rows.next_head()) {
-      kernels.keys.score(scratch.query + h * rows * problem.head_size, scratch.splits + h * rows, rows,
-                         problem.head_size, key_rows.rows(), keys.scored, values_ahead,
-                         scratch.scores + h * rows * kTileKeys);
+      const LaneScratch of_head = scratch.from_row(problem, h * rows);
+      kernels.keys.score(of_head.query, rows, problem.head_size, key_rows.rows(), keys.scored, values_ahead,
+                         of_head.scores);
     }
     values_ahead.fetch_rest();
     for (std::int64_t h = 0; h < tile.head_count && keys.mapped != 0; ++h) {

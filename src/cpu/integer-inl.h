@@ -24,6 +24,7 @@ inline constexpr int kPieces = 3;  // lowest first
 // many bytes as the floats that they replace.
 inline constexpr std::int64_t kPieceBytes = 4;
 inline constexpr std::int64_t kGroupBytes = 16;
+inline constexpr std::int64_t kRowStep = 32;  // bytes of a cache row at least
 
 // The largest piece is 127, and 255 units are left for the roundings of the division and of the product.
 inline constexpr float kQuerySteps = 8355584.0f;
@@ -31,9 +32,15 @@ inline constexpr float kWeightSteps = 16777215.0f;
 // Rows of Q with nothing above this stay floats: the inverse of their unit would overflow.
 inline constexpr float kSmallestSplit = 0x1.0p-100f;
 
-// sums + the products of unsigned and signed bytes, four in each lane.
-HWY_INLINE IntVec add_products(IntVec sums, ByteVec unsigned_bytes, ByteVec signed_bytes) {
-  return IntVec{_mm512_dpbusd_epi32(sums.raw, unsigned_bytes.raw, signed_bytes.raw)};
+// sums += the products of unsigned and signed bytes, four in each lane. By name, because gcc 12 copies and spills the
+// sums around its intrinsic (108 stores and loads in the loop of values).
+HWY_INLINE void add_products(IntVec& sums, ByteVec unsigned_bytes, ByteVec signed_bytes) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sums.raw) : "v"(unsigned_bytes.raw), "v"(signed_bytes.raw));
+}
+
+// ... and the same four signed bytes in every lane.
+HWY_INLINE void add_products(IntVec& sums, ByteVec unsigned_bytes, const std::int32_t& signed_bytes) {
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums.raw) : "v"(unsigned_bytes.raw), "m"(signed_bytes));
 }
 
 HWY_INLINE ByteVec same_four_bytes(const void* from) {
@@ -81,27 +88,38 @@ struct Int4Integers {
   }
 };
 
-// Turns a row of Q into pieces, in place: q = unit * (lowest + 256 * middle + 65536 * highest), pieces from -128 to 127.
-// A row with a number that is not finite, or with none large enough to be divided by, stays as it is.
+// 32 bytes from each of two places.
+HWY_INLINE ByteVec load_pair(const std::uint8_t* low, const std::uint8_t* high) {
+  const __m256i first = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(low));
+  const __m256i second = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(high));
+  return ByteVec{_mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1)};
+}
+
+// Row `row` of `rows` rows of Q to pieces, q = unit * (lowest + 256 * middle + 65536 * highest), each from -128 to 127:
+// 16 bytes for every four channels and row, rows of the same channels together. A row with a number that is not finite,
+// or with none large enough to be divided by, becomes zeros and stays marked as not split.
 template <class Codec>
-HWY_INLINE QuerySplit split_query(std::int64_t width, float* row) {
+HWY_INLINE QuerySplit split_query(const float* query, std::int64_t width, std::int64_t row, std::int64_t rows,
+                                  std::int32_t* pieces) {
   const FloatTag d;
   const IntTag di;
-  QuerySplit split;
   FloatVec largest = hn::Zero(d);
-  for (std::int64_t c = 0; c < width; c += kChains) largest = hn::Max(largest, hn::Abs(hn::Load(d, row + c)));
+  for (std::int64_t c = 0; c < width; c += kChains) largest = hn::Max(largest, hn::Abs(hn::Load(d, query + c)));
   const float magnitude = hn::GetLane(hn::MaxOfLanes(d, largest));
-  if (has_non_finite(row, width) || (magnitude != 0.0f && magnitude < kSmallestSplit)) return split;
-  split.unit = magnitude / kQuerySteps;
-  const FloatVec steps = hn::Set(d, magnitude == 0.0f ? 0.0f : kQuerySteps / magnitude);
+  QuerySplit split;
+  const bool splits = !has_non_finite(query, width) && (magnitude == 0.0f || magnitude >= kSmallestSplit);
+  if (splits) split.unit = magnitude / kQuerySteps;
+  const FloatVec steps = hn::Set(d, splits && magnitude != 0.0f ? kQuerySteps / magnitude : 0.0f);
   IntVec sums = hn::Zero(di);
   const ByteVec ones = hn::Set(ByteTag(), std::uint8_t{1});
   const IntVec bias = hn::Set(di, 0x808080);  // with it, each byte is a piece + 128
   for (std::int64_t c = 0; c < width; c += kChains) {
-    const FloatVec q = Codec::in_order(hn::Load(d, row + c));
-    const ByteVec pieces = transpose_pieces(hn::Xor(hn::Add(hn::NearestInt(hn::Mul(q, steps)), bias), bias));
-    sums = add_products(sums, ones, pieces);
-    hn::Store(hn::BitCast(d, pieces), d, row + c);
+    const FloatVec q = splits ? Codec::in_order(hn::Load(d, query + c)) : hn::Zero(d);
+    const ByteVec of_channels = transpose_pieces(hn::Xor(hn::Add(hn::NearestInt(hn::Mul(q, steps)), bias), bias));
+    add_products(sums, ones, of_channels);
+    alignas(64) std::int32_t groups[kChains];
+    hn::Store(hn::BitCast(di, of_channels), di, groups);
+    for (std::int64_t i = 0; i < 4; ++i) std::memcpy(pieces + ((c / 4 + i) * rows + row) * 4, groups + 4 * i, 16);
   }
   alignas(64) std::int32_t lanes[kChains];
   hn::Store(sums, di, lanes);
@@ -112,34 +130,34 @@ HWY_INLINE QuerySplit split_query(std::int64_t width, float* row) {
   return split;
 }
 
-// Four bytes of each of 16 keys a vector: bytes 16 to 0 of the keys' rows from `offset` on, four vectors.
-HWY_INLINE void load_keys(const std::uint8_t* const* keys, std::int64_t offset, ByteVec (&of_keys)[4]) {
-  IntVec rows[4];
-  for (int i = 0; i < 4; ++i) {
-    const auto row = [&](int block) {
-      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(keys[4 * block + i] + offset));
-    };
-    __m512i four = _mm512_broadcast_i32x4(row(0));
-    four = _mm512_mask_broadcast_i32x4(four, 0x00F0, row(1));
-    four = _mm512_mask_broadcast_i32x4(four, 0x0F00, row(2));
-    four = _mm512_mask_broadcast_i32x4(four, 0xF000, row(3));
-    rows[i] = IntVec{four};
-  }
+// 32 bytes of each of 16 keys, as four bytes of all keys in each of eight vectors.
+HWY_INLINE void load_keys(const std::uint8_t* const* keys, std::int64_t offset, ByteVec (&of_keys)[8]) {
   const IntTag di;
   const hn::Repartition<std::uint64_t, IntTag> d64;
-  const auto low01 = hn::BitCast(d64, hn::InterleaveLower(di, rows[0], rows[1]));
-  const auto high01 = hn::BitCast(d64, hn::InterleaveUpper(di, rows[0], rows[1]));
-  const auto low23 = hn::BitCast(d64, hn::InterleaveLower(di, rows[2], rows[3]));
-  const auto high23 = hn::BitCast(d64, hn::InterleaveUpper(di, rows[2], rows[3]));
-  of_keys[0] = hn::BitCast(ByteTag(), hn::InterleaveLower(d64, low01, low23));
-  of_keys[1] = hn::BitCast(ByteTag(), hn::InterleaveUpper(d64, low01, low23));
-  of_keys[2] = hn::BitCast(ByteTag(), hn::InterleaveLower(d64, high01, high23));
-  of_keys[3] = hn::BitCast(ByteTag(), hn::InterleaveUpper(d64, high01, high23));
+  IntVec part[2][4];
+  for (int half = 0; half < 2; ++half) {
+    IntVec rows[4];  // 32 bytes of a key, 32 of the key four after it
+    for (int i = 0; i < 4; ++i) {
+      rows[i] = IntVec{hn::BitCast(di, load_pair(keys[8 * half + i] + offset, keys[8 * half + i + 4] + offset)).raw};
+    }
+    const auto low01 = hn::BitCast(d64, hn::InterleaveLower(di, rows[0], rows[1]));
+    const auto high01 = hn::BitCast(d64, hn::InterleaveUpper(di, rows[0], rows[1]));
+    const auto low23 = hn::BitCast(d64, hn::InterleaveLower(di, rows[2], rows[3]));
+    const auto high23 = hn::BitCast(d64, hn::InterleaveUpper(di, rows[2], rows[3]));
+    part[half][0] = hn::BitCast(di, hn::InterleaveLower(d64, low01, low23));
+    part[half][1] = hn::BitCast(di, hn::InterleaveUpper(d64, low01, low23));
+    part[half][2] = hn::BitCast(di, hn::InterleaveLower(d64, high01, high23));
+    part[half][3] = hn::BitCast(di, hn::InterleaveUpper(d64, high01, high23));
+  }
+  for (int i = 0; i < 4; ++i) {
+    of_keys[i] = ByteVec{_mm512_shuffle_i32x4(part[0][i].raw, part[1][i].raw, 0x88)};
+    of_keys[i + 4] = ByteVec{_mm512_shuffle_i32x4(part[0][i].raw, part[1][i].raw, 0xDD)};
+  }
 }
 
 // scores[r][k] = q[r] . key k for kRows rows in pieces and `count` keys, a multiple of 16.
 template <class Codec, int kRows>
-HWY_NOINLINE void score_integers(const float* query, const QuerySplit* splits, std::int64_t width,
+HWY_NOINLINE void score_integers(const std::int32_t* pieces, const QuerySplit* splits, std::int64_t width,
                                  const std::uint8_t* const* keys, std::int64_t count, LineStream& ahead,
                                  float* scores) {
   const FloatTag d;
@@ -151,21 +169,20 @@ HWY_NOINLINE void score_integers(const float* query, const QuerySplit* splits, s
     for (int r = 0; r < kRows; ++r) {
       for (int p = 0; p < kPieces; ++p) sum[r][p] = hn::Set(di, splits[r].sum[p]);
     }
-    const auto* pieces = reinterpret_cast<const std::uint8_t*>(query);
-    for (std::int64_t offset = 0; offset < row_bytes; offset += kGroupBytes) {
+    const std::int32_t* of_channels = pieces;
+    for (std::int64_t offset = 0; offset < row_bytes; offset += kRowStep) {
       lines.fetch<4>();
-      ByteVec stored[4];
+      lines.fetch<4>();
+      ByteVec stored[8];
       load_keys(keys + k, offset, stored);
-      for (int i = 0; i < 4; ++i) {
+      for (int i = 0; i < 8; ++i) {
         ByteVec codes[Codec::kVectors];
         Codec::unsigned_codes(stored[i], codes);
-        for (int v = 0; v < Codec::kVectors; ++v, pieces += kGroupBytes) {
+        for (int v = 0; v < Codec::kVectors; ++v) {
           for (int r = 0; r < kRows; ++r) {
-            const std::uint8_t* of_row = pieces + r * width * kPieceBytes;
-            for (int p = 0; p < kPieces; ++p) {
-              sum[r][p] = add_products(sum[r][p], codes[v], same_four_bytes(of_row + p * kPieceBytes));
-            }
+            for (int p = 0; p < kPieces; ++p) add_products(sum[r][p], codes[v], of_channels[4 * r + p]);
           }
+          of_channels += 4 * kRows;
         }
       }
     }
@@ -181,10 +198,11 @@ HWY_NOINLINE void score_integers(const float* query, const QuerySplit* splits, s
 
 // As score_stream; rows that could not be split are multiplied as floats.
 template <class Codec, class FloatCodec>
-void score_stream_integers(const float* query, const QuerySplit* splits, std::int64_t rows, std::int64_t width,
+void score_stream_integers(const QueryRows& query, std::int64_t rows, std::int64_t width,
                            const std::uint8_t* const* keys, std::int64_t count, LineStream& ahead, float* scores) {
+  const QuerySplit* splits = query.splits;
   for (std::int64_t r = 0; r < rows; r += kScoreRows) {
-    const float* q = query + r * width;
+    const std::int32_t* q = query.pieces + r * width;
     float* to = scores + r * kTileKeys;
     switch (std::min<std::int64_t>(rows - r, kScoreRows)) {
       case 1: score_integers<Codec, 1>(q, splits + r, width, keys, count, ahead, to); break;
@@ -195,7 +213,7 @@ void score_stream_integers(const float* query, const QuerySplit* splits, std::in
   }
   for (std::int64_t r = 0; r < rows; ++r) {
     if (splits[r].is_split()) continue;
-    score_keys<FloatCodec, 1>(query + r * width, width, keys, count, ahead, scores + r * kTileKeys);
+    score_keys<FloatCodec, 1>(query.floats + r * width, width, keys, count, ahead, scores + r * kTileKeys);
   }
 }
 
@@ -212,9 +230,7 @@ HWY_INLINE void split_weights(std::int64_t count, float* weights) {
 template <bool kTwoKeys>
 HWY_INLINE ByteVec load_values(const std::uint8_t* const* values, std::int64_t offset) {
   if constexpr (kTwoKeys) {
-    const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(values[0] + offset));
-    const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(values[4] + offset));
-    return ByteVec{_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1)};
+    return load_pair(values[0] + offset, values[4] + offset);
   } else {
     return hn::LoadU(ByteTag(), values[0] + offset);
   }
@@ -314,45 +330,46 @@ HWY_INLINE void add_values(const IntVec (&sum)[kPieces][4], float* sums) {
 }
 
 // sums[r][c] += sum over keys in [begin, end), multiples of 8, of weights[r][k] * value k [c], for kRows rows in pieces
-// and the channels in 64 bytes (kTwoKeys: 32) of rows from `offset` on.
+// and the channels in bytes [first, last) of rows, 64 (kTwoKeys: 32) at a time.
 template <class Codec, int kRows, bool kTwoKeys, int kHalf>
 HWY_NOINLINE void value_integers(const float* weights, const std::uint8_t* const* values, std::int64_t begin,
-                                 std::int64_t end, std::int64_t offset, std::int64_t stride, LineStream& ahead,
-                                 float* sums) {
+                                 std::int64_t end, std::int64_t first, std::int64_t last, std::int64_t stride,
+                                 LineStream& ahead, float* sums) {
   constexpr std::int64_t kKeys = kTwoKeys ? 8 : 4;
-  IntVec sum[kRows][kPieces][4];
-  for (auto& of_row : sum) {
-    for (auto& of_piece : of_row) {
-      for (IntVec& s : of_piece) s = hn::Zero(IntTag());
-    }
-  }
   LineStream lines = ahead;
-  for (std::int64_t k = begin; k < end; k += kKeys) {
-    if constexpr (kHalf == 0) lines.fetch<4>();
-    ByteVec operands[4];
-    load_operands<Codec, kTwoKeys, kHalf>(values + k, offset, operands);
+  for (std::int64_t offset = first; offset < last; offset += kTwoKeys ? 32 : 64) {
+    IntVec sum[kRows][kPieces][4];
     for (int r = 0; r < kRows; ++r) {
-      const auto* group = reinterpret_cast<const std::uint8_t*>(weights + r * kTileKeys + k);
       for (int p = 0; p < kPieces; ++p) {
-        const ByteVec weight = same_weights<kTwoKeys>(group + p * kPieceBytes);
-        for (int v = 0; v < 4; ++v) sum[r][p][v] = add_products(sum[r][p][v], weight, operands[v]);
+        for (int v = 0; v < 4; ++v) sum[r][p][v] = hn::Zero(IntTag());
       }
+    }
+    for (std::int64_t k = begin; k < end; k += kKeys) {
+      if constexpr (kHalf == 0) lines.fetch<4>();
+      ByteVec operands[4];
+      load_operands<Codec, kTwoKeys, kHalf>(values + k, offset, operands);
+      for (int r = 0; r < kRows; ++r) {
+        const auto* group = reinterpret_cast<const std::uint8_t*>(weights + r * kTileKeys + k);
+        for (int p = 0; p < kPieces; ++p) {
+          const ByteVec weight = same_weights<kTwoKeys>(group + p * kPieceBytes);
+          for (int v = 0; v < 4; ++v) add_products(sum[r][p][v], weight, operands[v]);
+        }
+      }
+    }
+    for (int r = 0; r < kRows; ++r) {
+      add_values<Codec, kTwoKeys, kHalf>(sum[r], sums + r * stride + Codec::kVectors * offset);
     }
   }
   ahead = lines;
-  const std::int64_t channel = Codec::kVectors * offset;
-  for (int r = 0; r < kRows; ++r) {
-    add_values<Codec, kTwoKeys, kHalf>(sum[r], sums + r * stride + channel);
-  }
 }
 
 template <class Codec, int kRows, bool kTwoKeys>
 HWY_INLINE void value_integers_halves(const float* weights, const std::uint8_t* const* values, std::int64_t begin,
-                                      std::int64_t end, std::int64_t offset, std::int64_t stride, LineStream& ahead,
-                                      float* sums) {
-  value_integers<Codec, kRows, kTwoKeys, 0>(weights, values, begin, end, offset, stride, ahead, sums);
+                                      std::int64_t end, std::int64_t first, std::int64_t last, std::int64_t stride,
+                                      LineStream& ahead, float* sums) {
+  value_integers<Codec, kRows, kTwoKeys, 0>(weights, values, begin, end, first, last, stride, ahead, sums);
   if constexpr (Codec::kVectors == 2) {
-    value_integers<Codec, kRows, kTwoKeys, 1>(weights, values, begin, end, offset, stride, ahead, sums);
+    value_integers<Codec, kRows, kTwoKeys, 1>(weights, values, begin, end, first, last, stride, ahead, sums);
   }
 }
 
@@ -360,12 +377,12 @@ template <class Codec, int kRows>
 HWY_INLINE void value_integers_rows(const float* weights, const std::uint8_t* const* values, std::int64_t begin,
                                     std::int64_t end, std::int64_t row_bytes, std::int64_t stride, LineStream& ahead,
                                     float* sums) {
-  std::int64_t offset = 0;
-  for (; offset + 64 <= row_bytes; offset += 64) {
-    value_integers_halves<Codec, kRows, false>(weights, values, begin, end, offset, stride, ahead, sums);
+  const std::int64_t whole = row_bytes / 64 * 64;
+  if (whole != 0) {
+    value_integers_halves<Codec, kRows, false>(weights, values, begin, end, 0, whole, stride, ahead, sums);
   }
-  if (offset < row_bytes) {
-    value_integers_halves<Codec, kRows, true>(weights, values, begin, end, offset, stride, ahead, sums);
+  if (whole != row_bytes) {
+    value_integers_halves<Codec, kRows, true>(weights, values, begin, end, whole, row_bytes, stride, ahead, sums);
   }
 }
 
@@ -390,10 +407,15 @@ void accumulate_stream_integers(float* weights, std::int64_t rows, const std::ui
   }
 }
 
-// Splits the rows of Q that K's codes of type Codec will meet.
+// Splits rows of Q for K's codes of type Codec.
 template <class Codec>
-void split_rows(std::int64_t rows, std::int64_t width, float* query, QuerySplit* splits) {
-  for (std::int64_t r = 0; r < rows; ++r) splits[r] = split_query<Codec>(width, query + r * width);
+void split_rows(const QueryRows& query, std::int64_t rows, std::int64_t width) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const std::int64_t block = r / kScoreRows * kScoreRows;
+    query.splits[r] = split_query<Codec>(query.floats + r * width, width, r - block,
+                                         std::min<std::int64_t>(rows - block, kScoreRows),
+                                         query.pieces + block * width);
+  }
 }
 
 template <class Codec, class FloatCodec>
@@ -415,15 +437,13 @@ namespace octavo::cpu::HWY_NAMESPACE {
 
 // Where rows fill whole vectors of the kernels above; elsewhere floats, whatever the number of rows.
 struct IntegerProducts {
-  static StreamKernels of_keys(CacheType type, std::int64_t width) {
-    const bool whole = width % 32 == 0;
-    if (type == CacheType::kInt8 && whole) return integer_kernels_of<Int8Integers, Int8Codec>();
-    if (type == CacheType::kInt4 && whole) return integer_kernels_of<Int4Integers, Int4Codec>();
-    return stream_kernels(type);
-  }
-  static StreamKernels of_values(CacheType type, std::int64_t width) {
-    if (type == CacheType::kInt8 && width % 32 == 0) return integer_kernels_of<Int8Integers, Int8Codec>();
-    if (type == CacheType::kInt4 && width % 64 == 0) return integer_kernels_of<Int4Integers, Int4Codec>();
+  static StreamKernels of(CacheType type, std::int64_t width) {
+    if (type == CacheType::kInt8 && Int8Integers::bytes(width) % kRowStep == 0) {
+      return integer_kernels_of<Int8Integers, Int8Codec>();
+    }
+    if (type == CacheType::kInt4 && Int4Integers::bytes(width) % kRowStep == 0) {
+      return integer_kernels_of<Int4Integers, Int4Codec>();
+    }
     return stream_kernels(type);
   }
 };

@@ -51,7 +51,7 @@ HWY_INLINE void load_head_queries(const Call& call, const Tile& tile, LaneScratc
   const std::int64_t width = problem.head_size;
   const DecodeRow decode = decoder(problem.element_type);
   if (problem.has(Feature::kQkNorm)) decode(call.q_norm, width, scratch.norm_weight);
-  float* to = scratch.query;
+  float* to = scratch.query.floats;
   for (std::int64_t j = tile.token_begin; j < tile.token_end; ++j) {
     const std::int64_t token = call.cumulative[tile.sequence] + j;
     load_rotation(call, call.position(tile.sequence, j), scratch);
@@ -61,8 +61,8 @@ HWY_INLINE void load_head_queries(const Call& call, const Tile& tile, LaneScratc
       call.k_cache.apply_scale(tile.kv_head, width, problem.scale, width, to);
     }
   }
-  const StreamKernels kernels = Products::of_keys(call.k_cache.type, width);
-  if (kernels.split != nullptr) kernels.split(tile.rows(group), width, scratch.query, scratch.splits);
+  const StreamKernels kernels = Products::of(call.k_cache.type, width);
+  if (kernels.split != nullptr) kernels.split(scratch.query, tile.rows(group), width);
 }
 
 template <class Products>

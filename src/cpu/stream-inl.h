@@ -141,8 +141,9 @@ HWY_INLINE void value_keys_rows(const float* weights, const std::uint8_t* const*
 
 // scores[r][k] = q[r] . key k for `count` keys and the rows of one KV head.
 template <class Codec>
-void score_stream(const float* query, const QuerySplit*, std::int64_t rows, std::int64_t width, const std::uint8_t* const* keys,
+void score_stream(const QueryRows& rows_of_q, std::int64_t rows, std::int64_t width, const std::uint8_t* const* keys,
                   std::int64_t count, LineStream& ahead, float* scores) {
+  const float* query = rows_of_q.floats;
   for (std::int64_t r = 0; r < rows; r += kScoreRows, query += kScoreRows * width, scores += kScoreRows * kTileKeys) {
     switch (std::min<std::int64_t>(rows - r, kScoreRows)) {
       case 1: score_keys<Codec, 1>(query, width, keys, count, ahead, scores); break;
@@ -168,10 +169,10 @@ void accumulate_stream(float* weights, std::int64_t rows, const std::uint8_t* co
 }
 
 struct StreamKernels {
-  // Makes of rows of Q, in place, what `score` multiplies. nullptr: nothing.
-  void (*split)(std::int64_t rows, std::int64_t width, float* query, QuerySplit* splits);
-  void (*score)(const float* query, const QuerySplit* splits, std::int64_t rows, std::int64_t width,
-                const std::uint8_t* const* keys, std::int64_t count, LineStream& ahead, float* scores);
+  // Makes of floats what `score` multiplies. nullptr: nothing.
+  void (*split)(const QueryRows& query, std::int64_t rows, std::int64_t width);
+  void (*score)(const QueryRows& query, std::int64_t rows, std::int64_t width, const std::uint8_t* const* keys,
+                std::int64_t count, LineStream& ahead, float* scores);
   // width: channels of a value that are wanted. Of the weights nothing is left.
   void (*accumulate)(float* weights, std::int64_t rows, const std::uint8_t* const* values, std::int64_t begin,
                      std::int64_t end, std::int64_t width, std::int64_t stride, LineStream& ahead, float* sums);
@@ -203,8 +204,7 @@ HWY_INLINE StreamKernels stream_kernels(CacheType type) {
 
 // Which kernels multiply Q by K and weights by V: those that every processor of the target has.
 struct FloatProducts {
-  static StreamKernels of_keys(CacheType type, std::int64_t) { return stream_kernels(type); }
-  static StreamKernels of_values(CacheType type, std::int64_t) { return stream_kernels(type); }
+  static StreamKernels of(CacheType type, std::int64_t) { return stream_kernels(type); }
 };
 
 }  // namespace octavo::cpu::HWY_NAMESPACE

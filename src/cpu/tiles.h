@@ -49,6 +49,10 @@ inline std::int64_t max_tile_rows(const Problem& problem) noexcept {
   return std::max(problem.group_size() * tokens, std::min(kTileRows, problem.num_heads * tokens));
 }
 
+inline bool has_integers(CacheType type) noexcept {
+  return type == CacheType::kInt8 || type == CacheType::kInt4;
+}
+
 // Carves one block of floats into named arrays, or only measures it when data is nullptr.
 class FloatArena {
  public:
@@ -87,15 +91,21 @@ struct SoftmaxState {
 
 // A row of Q as integers (integer-inl.h).
 struct QuerySplit {
-  float unit = -1.0f;           // what a 1 of the lowest piece is worth; -1: the row is floats
-  std::int32_t sum[3] = {};     // of each piece, times what a code's unsigned byte has too much, negated
+  float unit = -1.0f;        // what a 1 of the lowest piece is worth; -1: the row has floats only
+  std::int32_t sum[3] = {};  // of each piece, times what a code's unsigned byte has too much, negated
   bool is_split() const noexcept { return unit >= 0.0f; }
+};
+
+// Rows of Q of one KV head: normalised, rotated and scaled, and what kernels for integers have made of them.
+struct QueryRows {
+  float* floats = nullptr;         // [rows][head_size]
+  std::int32_t* pieces = nullptr;  // [rows][head_size]
+  QuerySplit* splits = nullptr;    // [rows]
 };
 
 // One lane's scratch.
 struct LaneScratch {
-  float* query = nullptr;        // [rows][head_size], normalised, rotated and scaled
-  QuerySplit* splits = nullptr;  // [rows]
+  QueryRows query;
   float* scores = nullptr;       // [rows][kTileKeys]
   float* keys = nullptr;         // [kTileKeys][padded(head_size)], decoded rows
   float* values = nullptr;       // [kTileKeys][padded(v_head_size)], decoded rows
@@ -112,9 +122,12 @@ struct LaneScratch {
   static LaneScratch carve(FloatArena& arena, const Problem& problem) noexcept {
     const std::int64_t rows = max_tile_rows(problem);
     LaneScratch scratch;
-    scratch.query = arena.take(rows * problem.head_size);
-    constexpr auto kSplitFloats = static_cast<std::int64_t>(sizeof(QuerySplit) / sizeof(float));
-    scratch.splits = reinterpret_cast<QuerySplit*>(arena.take(rows * kSplitFloats));
+    scratch.query.floats = arena.take(rows * problem.head_size);
+    if (has_integers(problem.k_cache.logical)) {
+      constexpr auto kSplitFloats = static_cast<std::int64_t>(sizeof(QuerySplit) / sizeof(float));
+      scratch.query.pieces = reinterpret_cast<std::int32_t*>(arena.take(rows * problem.head_size));
+      scratch.query.splits = reinterpret_cast<QuerySplit*>(arena.take(rows * kSplitFloats));
+    }
     scratch.scores = arena.take(rows * kTileKeys);
     scratch.keys = arena.take(kTileKeys * padded(problem.head_size));
     scratch.values = arena.take(kTileKeys * padded(problem.v_head_size));
@@ -133,8 +146,11 @@ struct LaneScratch {
 
   LaneScratch from_row(const Problem& problem, std::int64_t first) const noexcept {
     LaneScratch part = *this;
-    part.query += first * problem.head_size;
-    part.splits += first;
+    part.query.floats += first * problem.head_size;
+    if (query.pieces != nullptr) {
+      part.query.pieces += first * problem.head_size;
+      part.query.splits += first;
+    }
     part.scores += first * kTileKeys;
     part.factors += first;
     return part;

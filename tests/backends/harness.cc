@@ -85,7 +85,8 @@ std::vector<std::string> accepting_backends(const Call& call) {
     return ::testing::AssertionFailure() << settings.backend << " fails: " << status.message() << "\n"
                                          << to_string(call.spec());
   }
-  const Report report = compare(call, before);
+  const Arithmetic arithmetic = settings.backend == "cpu_avx512_vnni" ? vnni_arithmetic(call) : Arithmetic{};
+  const Report report = compare(call, before, arithmetic);
   double& worst = tally().worst[settings.backend];
   worst = std::max(worst, report.worst);
   if (report.ok()) return ::testing::AssertionSuccess();

@@ -117,6 +117,19 @@ std::string Report::text() const {
   return text;
 }
 
+Arithmetic vnni_arithmetic(const Call& call) {
+  const auto in_integers = [](CacheType type) { return type == CacheType::kInt8 || type == CacheType::kInt4; };
+  Arithmetic arithmetic;
+  // Half a step: the largest number of the row has 8,355,584 of them, and a weight of 1 has 2^24 - 1.
+  if (in_integers(k_cache_format(call.arguments, call.attributes))) arithmetic.query_floor = 0.5 / 8355584.0;
+  if (in_integers(v_cache_format(call.arguments, call.attributes))) arithmetic.weight_floor = 0.5 / 16777215.0;
+  return arithmetic;
+}
+
+Report compare(Call& call, const Call::Snapshot& before) {
+  return compare(call, before, vnni_arithmetic(call));
+}
+
 Report compare(Call& call, const Call::Snapshot& before, const Arithmetic& arithmetic) {
   Report report;
   const Prologue prologue = reference_prologue(call.arguments, call.attributes);

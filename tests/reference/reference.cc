@@ -219,20 +219,31 @@ void write_scores(const Row& row, std::int64_t kind, std::int64_t context, doubl
 // standard deviations.
 constexpr double kRoundings = 4.0;
 
-void add_query_rounding(Row& row, const double* query, const Context& context, std::int64_t width, double scale,
-                        const Arithmetic& arithmetic) {
-  if (arithmetic.query_roundoff == 0.0) return;
+// key_scales: what a code of each channel is worth.
+void add_query_rounding(Row& row, const double* query, const Context& context, const std::vector<double>& key_scales,
+                        double scale, const Arithmetic& arithmetic) {
+  if (arithmetic.query_roundoff == 0.0 && arithmetic.query_floor == 0.0) return;
+  const std::size_t width = key_scales.size();
+  double largest = 0.0;
+  for (std::size_t c = 0; c < width; ++c) largest = std::max(largest, std::fabs(query[c] * key_scales[c]));
   for (std::size_t i = 0; i < row.keys.size(); ++i) {
-    const double* key = context.key.data() + row.keys[i] * width;
-    double squares = 0.0;
-    for (std::int64_t c = 0; c < width; ++c) squares += query[c] * key[c] * query[c] * key[c];
-    row.error[i] += kRoundings * arithmetic.query_roundoff * std::fabs(scale) * std::sqrt(squares);
+    const double* key = context.key.data() + static_cast<std::size_t>(row.keys[i]) * width;
+    double relative = 0.0;
+    double absolute = 0.0;
+    for (std::size_t c = 0; c < width; ++c) {
+      relative += query[c] * key[c] * query[c] * key[c];
+      const double code = key_scales[c] == 0.0 ? 0.0 : key[c] / key_scales[c];
+      absolute += code * code;
+    }
+    row.error[i] += kRoundings * std::fabs(scale) *
+                    (arithmetic.query_roundoff * std::sqrt(relative) +
+                     (arithmetic.query_floor == 0.0 ? 0.0 : arithmetic.query_floor * largest * std::sqrt(absolute)));
   }
 }
 
 void add_weight_rounding(const Row& row, const Context& context, std::int64_t width, const Arithmetic& arithmetic,
                          double* output_error) {
-  if (arithmetic.weight_roundoff == 0.0) return;
+  if (arithmetic.weight_roundoff == 0.0 && arithmetic.weight_floor == 0.0) return;
   const double largest = row.weight.empty() ? 0.0 : *std::max_element(row.weight.begin(), row.weight.end());
   for (std::int64_t c = 0; c < width && largest > 0.0; ++c) {
     double relative = 0.0;
@@ -269,9 +280,15 @@ Expected attend(const Prologue& prologue, const Arguments& a, const Attributes& 
     const std::int64_t end = integer(a.cumulative_sequence_length, b + 1);
     const std::int64_t length = integer(a.past_seqlens, b) + end - begin;
     Context context;
+    std::vector<double> key_scales(static_cast<std::size_t>(s.head_size));
     for (std::int64_t h = 0; h < s.num_heads && begin < end; ++h) {
       const std::int64_t group = s.num_heads / s.kv_heads;
-      if (h % group == 0) context = read_context(a, attributes, s, b, length, h / group, value_offset);
+      if (h % group == 0) {
+        context = read_context(a, attributes, s, b, length, h / group, value_offset);
+        for (std::int64_t c = 0; c < s.head_size; ++c) {
+          key_scales[static_cast<std::size_t>(c)] = scale_of(a.k_scale, h / group, c);
+        }
+      }
       const double sink = a.head_sink.present() ? real(a.head_sink, h) : 0.0;
       for (std::int64_t t = begin; t < end; ++t) {
         const TokenPlace& place = places[static_cast<std::size_t>(t)];
@@ -282,7 +299,7 @@ Expected attend(const Prologue& prologue, const Arguments& a, const Attributes& 
                         bias_row(a.attention_bias, b, h, place.offset, length), attributes, deviation);
         const double scale = attributes.scale != 0.0f ? static_cast<double>(attributes.scale)
                                                       : 1.0 / std::sqrt(static_cast<double>(s.head_size));
-        add_query_rounding(row, prologue.query.data() + query, context, s.head_size, scale, arithmetic);
+        add_query_rounding(row, prologue.query.data() + query, context, key_scales, scale, arithmetic);
         weigh_row<Real>(row, a.head_sink.present() ? &sink : nullptr);
         if (deviation == Deviation::kSinkInWeightedSum && !row.weight.empty()) row.weight.back() += row.sink_weight;
 

@@ -28,9 +28,11 @@ enum class Deviation : std::uint8_t {
   kSinglePrecision,      // no mistake: the same loops in float32, to calibrate the bounds
 };
 
-// What a backend rounds besides float32 arithmetic: tensor cores take Q and the weights of V in a 16-bit type.
+// What a backend rounds besides float32 arithmetic: tensor cores take Q and the weights of V in a 16-bit type, integer
+// products in fixed point.
 struct Arithmetic {
   double query_roundoff = 0.0;   // of each element of Q as it meets K, relative
+  double query_floor = 0.0;      // ... and in units of the row's largest |Q|, K's scales in it
   double weight_roundoff = 0.0;  // of each weight as it meets V, relative
   double weight_floor = 0.0;     // ... and in units of the row's largest weight
 };
