@@ -7,16 +7,14 @@
 #if HWY_TARGET == HWY_AVX3
 
 // Highway's AVX-512 target has no VNNI; in these functions alone the compiler may use it.
-HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR ",avx512vnni")
+HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR ",avx512vnni,avx512vbmi")
 static_assert(true, "the macro needs a semicolon on some compilers");
 namespace octavo::cpu::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
 using IntTag = hn::Rebind<std::int32_t, FloatTag>;
-using ByteTag = hn::Repartition<std::uint8_t, FloatTag>;
 using IntVec = hn::Vec<IntTag>;
-using ByteVec = hn::Vec<ByteTag>;
 
 inline constexpr int kPieces = 3;  // lowest first
 
@@ -87,13 +85,6 @@ struct Int4Integers {
     return hn::TableLookupLanes(channels, hn::SetTableIndices(FloatTag(), kOrder));
   }
 };
-
-// 32 bytes from each of two places.
-HWY_INLINE ByteVec load_pair(const std::uint8_t* low, const std::uint8_t* high) {
-  const __m256i first = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(low));
-  const __m256i second = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(high));
-  return ByteVec{_mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1)};
-}
 
 // Row `row` of `rows` rows of Q to pieces, q = unit * (lowest + 256 * middle + 65536 * highest), each from -128 to 127:
 // 16 bytes for every four channels and row, rows of the same channels together. A row with a number that is not finite,
@@ -435,8 +426,9 @@ static_assert(true, "the macro needs a semicolon on some compilers");
 HWY_BEFORE_NAMESPACE();
 namespace octavo::cpu::HWY_NAMESPACE {
 
-// Where rows fill whole vectors of the kernels above; elsewhere floats, whatever the number of rows.
-struct IntegerProducts {
+// What a processor with VNNI and VBMI has over FloatProducts. Rows of codes that are no whole pieces of 32 bytes are
+// multiplied as floats, whatever the number of query rows.
+struct VnniProducts {
   static StreamKernels of(CacheType type, std::int64_t width) {
     if (type == CacheType::kInt8 && Int8Integers::bytes(width) % kRowStep == 0) {
       return integer_kernels_of<Int8Integers, Int8Codec>();
@@ -444,7 +436,12 @@ struct IntegerProducts {
     if (type == CacheType::kInt4 && Int4Integers::bytes(width) % kRowStep == 0) {
       return integer_kernels_of<Int4Integers, Int4Codec>();
     }
-    return stream_kernels(type);
+    StreamKernels kernels = stream_kernels(type);
+    if (type == CacheType::kFloat8E4M3FN) {
+      kernels.score = score_stream_float8;
+      kernels.accumulate = accumulate_stream_float8;
+    }
+    return kernels;
   }
 };
 

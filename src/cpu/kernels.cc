@@ -32,6 +32,7 @@
 #include "cpu/codecs-inl.h"
 #include "cpu/tile-inl.h"
 #include "cpu/stream-inl.h"
+#include "cpu/float8-inl.h"
 #include "cpu/integer-inl.h"
 #include "cpu/prologue-inl.h"
 #include "cpu/attention-inl.h"
@@ -44,7 +45,7 @@ constexpr Kernels kernels_for() {
 }
 constexpr Kernels kKernels = kernels_for<FloatProducts>();
 #if HWY_TARGET == HWY_AVX3
-constexpr Kernels kVnniKernels = kernels_for<IntegerProducts>();
+constexpr Kernels kVnniKernels = kernels_for<VnniProducts>();
 #endif
 }  // namespace octavo::cpu::HWY_NAMESPACE
 
