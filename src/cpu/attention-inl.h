@@ -103,8 +103,7 @@ template <class Products>
 HWY_INLINE CallKernels kernels_of(const Call& call) {
   const Problem& problem = *call.problem;
   const Cache& v_cache = problem.cache_layout == CacheLayout::kLatent ? call.k_cache : call.v_cache;
-  return {Products::of(call.k_cache.type, problem.head_size),
-          Products::of(v_cache.type, problem.v_head_size)};
+  return {Products::of(call.k_cache.type, problem.head_size), Products::of(v_cache.type, problem.v_head_size)};
 }
 
 // Turns the rows of mapped keys into floats where the kernels do not take codes.
@@ -227,8 +226,8 @@ HWY_INLINE void weigh_scores(const Call& call, const Tile& tile, const KeyTile& 
   }
 }
 
-// One KV head, keys decoded first unless the kernels take codes. kSkipMasked: masked positions' values are not even multiplied by 0
-// (accumulate_nonzero).
+// One KV head, keys decoded first unless the kernels take codes. kSkipMasked: masked positions' values are not even
+// multiplied by 0 (accumulate_nonzero).
 template <class Products, bool kSkipMasked>
 HWY_INLINE void attend_decoded(const Call& call, const Tile& tile, std::int64_t chunk, LaneScratch& scratch,
                                SoftmaxState& state) {

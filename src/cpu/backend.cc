@@ -141,9 +141,9 @@ std::string refuse_without_baseline(const Problem&) {
 }  // namespace
 
 const dispatch::Backend kAvx512VnniBackend = {
-    "cpu_avx512_vnni",   "Streaming attention in 512-bit vectors; int8 and int4 caches by integer products.",
-    DeviceKind::kCpu,    kFeatures,
-    refuse_without_vnni, workspace_bytes,
+    "cpu_avx512_vnni",      "Streaming attention in 512-bit vectors; int8 and int4 caches by integer products.",
+    DeviceKind::kCpu,       kFeatures,
+    refuse_without_vnni,    workspace_bytes,
     run<kAvx512VnniKernels>};
 
 const dispatch::Backend kAvx512Backend = {"cpu_avx512",          "Streaming attention in 512-bit vectors.",

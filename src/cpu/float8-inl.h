@@ -1,5 +1,5 @@
-// float8e4m3fn caches by table: VBMI looks 64 codes up at once in 128 magnitudes, where the conversion by way of float16
-// (codecs-inl.h) takes 16. Values and the order of sums are those of stream-inl.h, and so are the bits.
+// float8e4m3fn caches by table: VBMI looks 64 codes up at once in 128 magnitudes, where the conversion by way of
+// float16 (codecs-inl.h) takes 16. Values and the order of sums are those of stream-inl.h, and so are the bits.
 //
 // Included once per target by kernels.cc; empty but for AVX-512, where kernels.cc makes a second table with these.
 #if HWY_TARGET == HWY_AVX3
@@ -158,8 +158,7 @@ HWY_INLINE void value_float8_rows(const float* weights, const std::uint8_t* cons
 }
 
 inline void score_stream_float8(const QueryRows& query, std::int64_t rows, std::int64_t width,
-                                const std::uint8_t* const* keys, std::int64_t count, LineStream& ahead,
-                                float* scores) {
+                                const std::uint8_t* const* keys, std::int64_t count, LineStream& ahead, float* scores) {
   for (std::int64_t r = 0; r < rows; r += kScoreRows) {
     const float* q = query.floats + r * width;
     float* to = scores + r * kTileKeys;

@@ -1,7 +1,7 @@
-// int8 and int4 caches without a float in the loops: Q and the weights of V become fixed point of 24 bits in three 8-bit
-// pieces, and VNNI multiplies codes by pieces, 64 products an instruction, into 32-bit sums that are exact. Sums without
-// rounding have no order, so tiles of any number of rows use these kernels and a row has the same bits in all of them.
-// Why 24 bits and what they cost in accuracy: docs/decisions/0011-integer-products-on-vnni.md.
+// int8 and int4 caches without a float in the loops: Q and the weights of V become fixed point of 24 bits in three
+// 8-bit pieces, and VNNI multiplies codes by pieces, 64 products an instruction, into 32-bit sums that are exact. Sums
+// without rounding have no order, so tiles of any number of rows use these kernels and a row has the same bits in all
+// of them. Why 24 bits and what they cost in accuracy: docs/decisions/0011-integer-products-on-vnni.md.
 //
 // Included once per target by kernels.cc; empty but for AVX-512, where kernels.cc makes a second table with these.
 #if HWY_TARGET == HWY_AVX3
@@ -146,6 +146,19 @@ HWY_INLINE void load_keys(const std::uint8_t* const* keys, std::int64_t offset, 
   }
 }
 
+// The products of four stored bytes of 16 keys and all rows' pieces of their channels, which it moves on.
+template <class Codec, int kRows>
+HWY_INLINE void add_channels(ByteVec stored, const std::int32_t*& pieces, IntVec (&sum)[kRows][kPieces]) {
+  ByteVec codes[Codec::kVectors];
+  Codec::unsigned_codes(stored, codes);
+  for (int v = 0; v < Codec::kVectors; ++v) {
+    for (int r = 0; r < kRows; ++r) {
+      for (int p = 0; p < kPieces; ++p) add_products(sum[r][p], codes[v], pieces[4 * r + p]);
+    }
+    pieces += 4 * kRows;
+  }
+}
+
 // scores[r][k] = q[r] . key k for kRows rows in pieces and `count` keys, a multiple of 16.
 template <class Codec, int kRows>
 HWY_NOINLINE void score_integers(const std::int32_t* pieces, const QuerySplit* splits, std::int64_t width,
@@ -166,16 +179,15 @@ HWY_NOINLINE void score_integers(const std::int32_t* pieces, const QuerySplit* s
       lines.fetch<4>();
       ByteVec stored[8];
       load_keys(keys + k, offset, stored);
-      for (int i = 0; i < 8; ++i) {
-        ByteVec codes[Codec::kVectors];
-        Codec::unsigned_codes(stored[i], codes);
-        for (int v = 0; v < Codec::kVectors; ++v) {
-          for (int r = 0; r < kRows; ++r) {
-            for (int p = 0; p < kPieces; ++p) add_products(sum[r][p], codes[v], of_channels[4 * r + p]);
-          }
-          of_channels += 4 * kRows;
-        }
-      }
+      // One by one: gcc 12 does not unroll a loop of this length, and keeps `stored` in memory.
+      add_channels<Codec>(stored[0], of_channels, sum);
+      add_channels<Codec>(stored[1], of_channels, sum);
+      add_channels<Codec>(stored[2], of_channels, sum);
+      add_channels<Codec>(stored[3], of_channels, sum);
+      add_channels<Codec>(stored[4], of_channels, sum);
+      add_channels<Codec>(stored[5], of_channels, sum);
+      add_channels<Codec>(stored[6], of_channels, sum);
+      add_channels<Codec>(stored[7], of_channels, sum);
     }
     for (int r = 0; r < kRows; ++r) {
       FloatVec score = hn::ConvertTo(d, sum[r][2]);
@@ -327,6 +339,8 @@ HWY_NOINLINE void value_integers(const float* weights, const std::uint8_t* const
                                  std::int64_t end, std::int64_t first, std::int64_t last, std::int64_t stride,
                                  LineStream& ahead, float* sums) {
   constexpr std::int64_t kKeys = kTwoKeys ? 8 : 4;
+  // A step takes four lines, and groups of three or four query rows are two passes over them.
+  constexpr std::size_t kLines = 4 / kRows / Codec::kVectors;
   LineStream lines = ahead;
   for (std::int64_t offset = first; offset < last; offset += kTwoKeys ? 32 : 64) {
     IntVec sum[kRows][kPieces][4];
@@ -336,7 +350,7 @@ HWY_NOINLINE void value_integers(const float* weights, const std::uint8_t* const
       }
     }
     for (std::int64_t k = begin; k < end; k += kKeys) {
-      if constexpr (kHalf == 0) lines.fetch<4>();
+      lines.fetch<kLines>();
       ByteVec operands[4];
       load_operands<Codec, kTwoKeys, kHalf>(values + k, offset, operands);
       for (int r = 0; r < kRows; ++r) {
@@ -403,9 +417,9 @@ template <class Codec>
 void split_rows(const QueryRows& query, std::int64_t rows, std::int64_t width) {
   for (std::int64_t r = 0; r < rows; ++r) {
     const std::int64_t block = r / kScoreRows * kScoreRows;
-    query.splits[r] = split_query<Codec>(query.floats + r * width, width, r - block,
-                                         std::min<std::int64_t>(rows - block, kScoreRows),
-                                         query.pieces + block * width);
+    query.splits[r] =
+        split_query<Codec>(query.floats + r * width, width, r - block, std::min<std::int64_t>(rows - block, kScoreRows),
+                           query.pieces + block * width);
   }
 }
 

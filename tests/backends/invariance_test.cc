@@ -243,6 +243,14 @@ std::vector<Case> promised_cases() {
     c.name = name(cache);
     cases.push_back(c);
   }
+  // Rows of codes that fill whole vectors of cpu_avx512_vnni, and one and a half.
+  for (const auto& [cache, head_size] :
+       {std::pair{CacheType::kInt4, 64}, {CacheType::kInt4, 192}, {CacheType::kInt8, 96}}) {
+    Case c = with_cache(cases[0], cache, QuantType::kPerChannel, cache, QuantType::kPerTensor);
+    c.head_size = head_size;
+    c.name = std::string(name(cache)) + "_" + std::to_string(head_size);
+    cases.push_back(c);
+  }
   Case bfloat16 = cases[0];
   bfloat16.name = "bfloat16";
   bfloat16.type = ElementType::kBFloat16;

@@ -17,8 +17,8 @@ struct Report {
   std::string text() const;
 };
 
-// What cpu_avx512_vnni may round: 24 bits of fixed point (docs/decisions/0011-integer-products-on-vnni.md) for Q where K is
-// int8 or int4, and for the weights where V is. The other CPU backends have float32 arithmetic and nothing else.
+// What cpu_avx512_vnni may round: 24 bits of fixed point (docs/decisions/0011-integer-products-on-vnni.md) for Q where
+// K is int8 or int4, and for the weights where V is. The other CPU backends have float32 arithmetic and nothing else.
 Arithmetic vnni_arithmetic(const Call& call);
 
 // Compares what a run left in `call`, whose tensors held `before`, with the oracle:
