@@ -18,13 +18,13 @@ using IntVec = hn::Vec<IntTag>;
 
 inline constexpr int kPieces = 3;  // lowest first
 
-// Four bytes of each piece, then four unused ones: the numbers of four channels (of Q) or four keys (of weights), as
-// many bytes as the floats that they replace.
+// Four bytes of each piece, then four unused ones: the numbers of four channels (of Q) or four keys (of weights), in as
+// many bytes as four floats have.
 inline constexpr std::int64_t kPieceBytes = 4;
 inline constexpr std::int64_t kGroupBytes = 16;
-inline constexpr std::int64_t kRowStep = 32;  // bytes of a cache row at least
+inline constexpr std::int64_t kRowStep = 32;  // a cache row is a multiple of so many bytes
 
-// The largest piece is 127, and 255 units are left for the roundings of the division and of the product.
+// 127 * 65536 + 127 * 256: the highest piece is at most 127, and 127 units are left for the roundings of steps.
 inline constexpr float kQuerySteps = 8355584.0f;
 inline constexpr float kWeightSteps = 16777215.0f;
 // Rows of Q with nothing above this stay floats: the inverse of their unit would overflow.
@@ -53,7 +53,7 @@ HWY_INLINE ByteVec transpose_pieces(IntVec integers) {
   return hn::TableLookupBytes(hn::BitCast(ByteTag(), integers), hn::LoadDup128(ByteTag(), kOrder));
 }
 
-// The codes of 16 keys and as many channels as four bytes hold, and what a code's unsigned byte is above it.
+// What stored bytes become as operands. kOffset: what an unsigned code has above the signed one.
 struct Int8Integers {
   static constexpr int kVectors = 1;  // of operands that a vector of stored bytes becomes
   static constexpr std::int32_t kOffset = 128;
