@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -96,10 +97,16 @@ def run(
 
     Every row: us of ours_us, floor_us (a plain read of as many bytes), peers, and bar_us, the quickest peer, null
     without one; peer_refusals, why a peer is missing; percent_of_limit; gb_per_s; error, of ours against attention in
-    float64; ring_bytes, of all the caches that the calls go round.
+    float64; ring_bytes, of all the caches that the calls go round; others_percent, of the processors' time, taken by
+    other processes meanwhile (null where the system does not tell).
+
+    OpenMP's workers sleep between calls (unless OMP_WAIT_POLICY says otherwise, or octavo has computed before): where
+    other processes are, they would spin through their turns and make a call many times longer.
 
     Raises OctavoError where a work does not fit the memory, or a result is wrong.
     """
+    if "octavo._core" not in sys.modules:  # OpenMP reads this once, when the extension is loaded
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     listed = list(works)
     team = threads or len(os.sched_getaffinity(0))
     rows = []
@@ -139,7 +146,9 @@ def _measure(work: Work, threads: int, seconds: float) -> dict[str, Any]:
         runners = {"floor": read, "ours": calls.run_ours}
         if calls.run_stock is not None:
             runners[STOCK] = calls.run_stock
+        before = _processor_seconds()
         us = _sample(runners, calls.count, seconds)
+        others = _others_percent(before, _processor_seconds())
     peers = {STOCK: us[STOCK]} if STOCK in us else {}
     return {
         "work": work.name,
@@ -151,6 +160,7 @@ def _measure(work: Work, threads: int, seconds: float) -> dict[str, Any]:
         "gb_per_s": round(work.byte_count / us["ours"] / 1e3, 2),
         "bytes": work.byte_count,
         "ring_bytes": calls.count * work.byte_count,
+        "others_percent": others,
         "error": float(f"{error:.2g}"),
         "peer_errors": {} if stock_error is None else {STOCK: float(f"{stock_error:.2g}")},
         "peer_refusals": {STOCK: calls.stock_refusal} if calls.stock_refusal else {},
@@ -168,6 +178,26 @@ def _sample(runners: dict[str, Callable[[int], None]], count: int, seconds: floa
             samples[name].append(time.perf_counter() - start)
         done += 1
     return {name: round(1e6 * statistics.median(times), 1) for name, times in samples.items()}
+
+
+def _processor_seconds() -> tuple[float, float, float] | None:
+    """Seconds that all processors were busy or stolen by a hypervisor, that they were this process's, and the time."""
+    try:
+        line = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0]
+        user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, line.split()[1:9])
+    except (OSError, ValueError):  # not Linux
+        return None
+    ticks = user + nice + system + irq + softirq + steal
+    return ticks / os.sysconf("SC_CLK_TCK"), time.process_time(), time.perf_counter()
+
+
+def _others_percent(
+    before: tuple[float, float, float] | None, after: tuple[float, float, float] | None
+) -> float | None:
+    if before is None or after is None:
+        return None
+    busy, own, seconds = (now - then for then, now in zip(before, after, strict=True))
+    return round(100 * max(0.0, busy - own) / (seconds * (os.cpu_count() or 1)), 1)
 
 
 class _Calls:

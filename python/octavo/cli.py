@@ -3,44 +3,34 @@
 from __future__ import annotations
 
 import io
-import math
 import os
+import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import click
 
 from . import __version__
+from .cli_options import (
+    BENCH_CACHES,
+    DEFAULT_CACHE,
+    GENAI_CACHES,
+    INT32_MAX,
+    MIXED_CACHE,
+    PATH,
+    WEIGHT_FORMS,
+    FiniteRange,
+    json_option,
+    kv_cache_option,
+)
 from .console import next_line, print_bench, print_findings, print_json, print_perplexity, progress_bar
 from .errors import OctavoError
 
 EXIT_FAILURE, EXIT_INTERRUPTED = 1, 130
 
 # Modules with heavy imports (onnx, onnxruntime, rich) are imported by the commands that use them: --help stays quick.
-
-INT32_MAX = 2**31 - 1
-# What modules with heavy imports define; a test compares them.
-WEIGHT_FORMS = ("int4", "int8", "float32")  # weights.WEIGHT_FORMS
-BENCH_CACHES = ("float32", "float16", "int8", "float8e4m3fn", "int4")  # bench.CACHE_TYPES
-MIXED_KV_CACHE = "int8-int4"
-KV_CACHE_TYPES = ("float32", "float16", "bfloat16", "int8", "float8e4m3fn", "int4", MIXED_KV_CACHE)
-MIXED_NOTE = (
-    "onnxruntime-genai 0.18, and so octavo generate, takes keys and values of one type only: "
-    "model.onnx runs in onnxruntime with caches that your program binds."
-)
-PATH = click.Path(readable=False)  # for completion; the commands say themselves what is wrong with a path
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead, for other programs.")
-
-
-class FiniteRange(click.FloatRange):
-    """A range of numbers; NaN is in none."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail(f"{value!r} is not a number.", param, ctx)
-        return number
 
 
 @click.group(
@@ -67,9 +57,9 @@ def cli() -> None:
 Examples:
   octavo convert model.gguf models/quick                     4-bit weights
   octavo convert model-f16.gguf models/m --weights int8      8 bits for what the file holds in 16 or 32
-  octavo convert model.gguf models/exact --weights float32   for comparing numbers
+  octavo convert model.gguf models/exact --weights float32 --kv-cache float32   for comparing numbers
   octavo convert model.gguf models/small --context-length 2048 --force
-  octavo convert model.gguf models/int8 --kv-cache int8      a cache a quarter the size
+  octavo convert model.gguf models/int8 --kv-cache int8      a cache half the size of the default's
 """,
 )
 @click.argument("source", metavar="MODEL.gguf", type=PATH)
@@ -85,13 +75,13 @@ Examples:
 @click.option(
     "--exact", is_flag=True, help="With int4 and int8: float32 arithmetic, several times slower than 8-bit activations."
 )
-@click.option(
-    "--kv-cache",
+@kv_cache_option(
     "cache",
-    type=click.Choice(KV_CACHE_TYPES),
-    default="float32",
+    GENAI_CACHES,
+    default=DEFAULT_CACHE,
     show_default=True,
-    help="Element type of the key-value cache; int8-int4 = keys int8, values int4. Scales come from a short run.",
+    help="Element type of the key-value cache: float16 costs no accuracy that a text shows, int8 little for half the "
+    "bytes; float32 is for comparing numbers. Scales come from a short run.",
 )
 @click.option(
     "--block-size",
@@ -136,7 +126,7 @@ def convert(
     click.echo(
         f"{converted.folder}: {converted.byte_count / 1e6:,.0f} MB, "
         f"context {converted.config.context_length:,} tokens, cache {converted.num_blocks * block_size:,} tokens.\n"
-        + (next_line(converted.folder) if cache != MIXED_KV_CACHE else MIXED_NOTE)
+        + next_line(converted.folder)
     )
 
 
@@ -275,6 +265,7 @@ def explain(model: str, context: int | None, batch: int, as_json: bool) -> None:
     MODEL is an ONNX file or a model folder. A misspelt attribute is listed as ignored: ONNX Runtime drops it without a
     word, and the default is used. At the end stand the bytes of weights and cache, and what one decode step reads and
     writes of them, estimated: every matrix once, and the cached tokens inside each layer's window.
+    The exit code is 1 where a node does not run here; the reason is on standard error too.
     """
     from .explain import describe
 
@@ -283,6 +274,10 @@ def explain(model: str, context: int | None, batch: int, as_json: bool) -> None:
         print_json(report.as_json())
     else:
         click.echo(report.text())
+    for reason in report.refusals:
+        click.echo(f"octavo: {reason}", err=True)
+    if report.refusals:
+        sys.exit(EXIT_FAILURE)
 
 
 @cli.command(
@@ -300,7 +295,7 @@ def demo(models: str, max_tokens: int, as_json: bool) -> None:
     from .demo import PROMPTS, prepare
 
     with progress_bar("reading") as progress:
-        model_dir = prepare(Path(models), lambda text: click.echo(text, err=True), progress)
+        model_dir = prepare(Path(models), DEFAULT_CACHE, lambda text: click.echo(text, err=True), progress)
     arguments = [str(model_dir), "--max-tokens", str(max_tokens)]
     for prompt in PROMPTS:
         arguments += ["--prompt", prompt]
@@ -320,12 +315,11 @@ Examples:
 )
 @click.argument("model_dir", metavar="MODEL_DIR", type=PATH)
 @click.argument("text", metavar="[TEXT]", required=False, type=PATH)
-@click.option(
-    "--kv-cache",
+@kv_cache_option(
     "cache_types",
-    type=click.Choice(KV_CACHE_TYPES),
+    (*GENAI_CACHES, MIXED_CACHE),
     multiple=True,
-    help="A cache type; may be given several times.  [default: all]",
+    help="A cache type; may be given several times. int8-int4 = keys int8, values int4.  [default: all]",
 )
 @click.option("--max-tokens", type=click.IntRange(2, INT32_MAX), help="Tokens of the text to read.  [default: all]")
 @click.option("--threads", type=click.IntRange(0, 1024), default=0, help="Threads.  [default: one a core]")
@@ -357,10 +351,9 @@ Examples:
   octavo bench --json > bench.json
 """,
 )
-@click.option(
-    "--kv-cache",
+@kv_cache_option(
     "caches",
-    type=click.Choice(BENCH_CACHES),
+    BENCH_CACHES,
     multiple=True,
     help="A cache type; may be given several times.  [default: all]",
 )
@@ -450,6 +443,12 @@ def completion(shell: str) -> None:
     click.echo(get_completion_class(shell)(cli, {}, "octavo", "_OCTAVO_COMPLETE").source())
 
 
+def ignore_interrupts() -> None:
+    """From here on Ctrl-C does nothing. Outside the main thread, which alone gets it, nothing changes."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def _output_failed(error: OSError) -> str:
     if isinstance(error.filename, (str, bytes)):  # the streams have none
         return f"{os.fsdecode(error.filename)} cannot be read or written: {error.strerror or error}."
@@ -523,6 +522,7 @@ def _run(arguments: list[str] | None) -> int:
         click.echo("octavo: there is not enough memory.", err=True)
         return EXIT_FAILURE
     except (KeyboardInterrupt, click.Abort):
+        ignore_interrupts()  # a second Ctrl-C while this is printed, or while Python ends, would be a traceback
         click.echo("octavo: interrupted.", err=True)
         return EXIT_INTERRUPTED
     except SystemExit as stop:

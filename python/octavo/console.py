@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from .perplexity import Report
 
 
+QUIET_PERCENT = 3  # of the processors' time that others may take before a benchmark's figures are doubtful
+
+
 def print_json(content: Any) -> None:
     """Raises OctavoError for NaN and infinity, which JSON does not have; Python would write them all the same."""
     try:
@@ -85,6 +88,12 @@ def print_bench(report: dict[str, Any]) -> None:
     _print_table(["work", *_numbers(("floor", "stock", "octavo", "of stock", "of floor"), no_wrap=True)], rows)
     stock = ", ".join(f"{name} of {about['version']}" for name, about in report["about_peers"].items())
     click.echo(f"{report['device']}, {counted(report['threads'], 'thread')}; {report['version']}, {stock}.")
+    others = max((row["others_percent"] or 0.0 for row in report["rows"]), default=0.0)
+    if others > QUIET_PERCENT:
+        click.echo(
+            f"Other processes took up to {others:.0f} % of the processors meanwhile: the figures are no measure of "
+            "this machine. Stop them, or give --threads 1."
+        )
     if small:
         click.echo(f"* goes round caches of {shown_bytes(min(small))} or more only, which a processor cache may hold.")
     for refusal in dict.fromkeys(text for row in report["rows"] for text in row["peer_refusals"].values()):

@@ -33,15 +33,21 @@ def find_model() -> Path:
     return files[0]
 
 
-def prepare(models: Path, say: Callable[[str], None], progress: Callable[[str, int, int], None]) -> Path:
-    """The converted model's folder inside `models`, made when it is not there yet. progress: as of convert()."""
+def prepare(
+    models: Path, cache_type: str, say: Callable[[str], None], progress: Callable[[str, int, int], None]
+) -> Path:
+    """The converted model's folder inside `models`, made when it is not there yet.
+
+    cache_type: of a model that is made, a key of kv_cache.CACHE_TYPES. progress: as of convert().
+    """
     folder = models / FOLDER_NAME
     if folder.exists():
         read_config(folder)
         return folder
     from .convert import convert
+    from .graph import GraphOptions
 
     source = find_model()
     say(f"Converting {source.name} to {folder} ...")
-    convert(source, folder, progress=progress)
+    convert(source, folder, GraphOptions(cache_type=cache_type), progress=progress)
     return folder

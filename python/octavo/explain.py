@@ -67,6 +67,13 @@ class NodeReport:
     backends: list[BackendVerdict] = field(default_factory=list)
 
     @property
+    def refusal(self) -> str:
+        """Why the node does not run here; empty where a backend takes it."""
+        if self.problem or self.refused:
+            return self.problem or self.refused
+        return "" if self.taken else "no backend takes it here: " + "; ".join(v["refusal"] for v in self.backends)
+
+    @property
     def taken(self) -> BackendVerdict | None:
         return next((verdict for verdict in self.backends if not verdict["refusal"]), None)
 
@@ -108,6 +115,16 @@ class Report:
     groups: list[tuple[list[str], NodeReport]]
     sizes: Sizes | None
     sizes_problem: str
+
+    @property
+    def refusals(self) -> list[str]:
+        """A sentence for every group of nodes that does not run here."""
+        refused = [(names, report.refusal) for names, report in self.groups if report.refusal]
+        return [
+            shown(reason if reason.startswith(names[0]) else f"{names[0]}: {reason}").rstrip(".")
+            + (f" ({len(names)} nodes alike)." if len(names) > 1 else ".")
+            for names, reason in refused
+        ]
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -88,6 +90,36 @@ def test_rows_that_a_processor_cache_may_hold_are_marked(
     assert octavo.cli.main(["bench", *SMALL, "--batch", "1", "--kv-cache", "int8"]) == 0
     out = capsys.readouterr().out
     assert "40x1 fp32 Q *" in out and "* goes round caches of 10.0 KiB" in out
+
+
+def test_others_on_the_machine_are_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Risk: figures of a machine that was busy with something else are taken for octavo's."""
+    share = bench._others_percent
+    for percent, words in ((60.0, "up to 60 % of the processors"), (2.0, ""), (None, "")):
+        monkeypatch.setattr(bench, "_others_percent", lambda before, after, percent=percent: percent)
+        assert octavo.cli.main(["bench", *SMALL, "--batch", "1", "--kv-cache", "int8"]) == 0
+        out = capsys.readouterr().out
+        assert words in out and ("Other processes" in out) == bool(words)
+    # Two processors were busy for 3 of 2 x 2 seconds, this process had 1 of them: half was others'.
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert share((10.0, 5.0, 100.0), (13.0, 6.0, 102.0)) == 50.0
+    assert share(None, (13.0, 6.0, 102.0)) is None
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "PASSIVE"), ("active", "ACTIVE")])
+def test_workers_sleep_between_calls(given: str | None, expected: str) -> None:
+    """Risk: on a busy machine OpenMP's spinning workers make octavo look twenty times slower than it is."""
+    pytest.importorskip("octavo._core")
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment |= {"OMP_DISPLAY_ENV": "true"} | ({} if given is None else {"OMP_WAIT_POLICY": given})
+    arguments = ["bench", *SMALL, "--batch", "1", "--kv-cache", "int8"]
+    done = subprocess.run(
+        [sys.executable, "-m", "octavo", *arguments], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    if "OMP_WAIT_POLICY" not in done.stderr:
+        pytest.skip("this build has no OpenMP that shows its settings")
+    assert f"OMP_WAIT_POLICY = '{expected}'" in done.stderr
 
 
 def test_small_works_go_round_as_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

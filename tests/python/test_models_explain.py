@@ -131,7 +131,9 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_features_are_named_and_a_backend_is_taken(tmp_path: Path, name: str) -> None:
     options, words = CASES[name]
-    report = describe(graph(tmp_path / "m.onnx", **options)).text()
+    found = describe(graph(tmp_path / "m.onnx", **options))
+    assert not found.refusals
+    report = found.text()
     for word in ("8 query, 2 KV", "backend     cpu", *words):
         assert word in report, report
 
@@ -149,8 +151,11 @@ def test_features_are_named_and_a_backend_is_taken(tmp_path: Path, name: str) ->
     ],
 )
 def test_what_octavo_would_refuse_is_said(tmp_path: Path, options: dict[str, Any], words: str) -> None:
-    report = describe(graph(tmp_path / "m.onnx", **options)).text()
+    found = describe(graph(tmp_path / "m.onnx", **options))
+    report = found.text()
     assert words in report and ("refused" in report or "cannot be explained" in report), report
+    (refusal,) = found.refusals
+    assert words in refusal
 
 
 def test_the_error_class_is_public(tmp_path: Path) -> None:

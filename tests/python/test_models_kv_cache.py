@@ -19,8 +19,7 @@ import pytest
 from models_support import PagedModel, TinyShape, numpy_llama, require_library, smollm2_path, write_tiny_gguf
 from onnx import numpy_helper
 
-from octavo import bench, calibration, cli, kv_cache, weights
-from octavo.cli import KV_CACHE_TYPES
+from octavo import bench, calibration, cli_options, kv_cache, weights
 from octavo.convert import convert
 from octavo.engine import Sampling, TextEngine
 from octavo.errors import OctavoError
@@ -59,8 +58,9 @@ def initializers(folder: Path) -> dict[str, np.ndarray]:
 
 
 def test_the_command_offers_every_type() -> None:
-    assert tuple(CACHE_TYPES) == KV_CACHE_TYPES and tuple(bench.CACHE_TYPES) == cli.BENCH_CACHES
-    assert weights.WEIGHT_FORMS == cli.WEIGHT_FORMS
+    assert tuple(CACHE_TYPES) == (*cli_options.GENAI_CACHES, cli_options.MIXED_CACHE)
+    assert cli_options.DEFAULT_CACHE in CACHE_TYPES and tuple(bench.CACHE_TYPES) == cli_options.BENCH_CACHES
+    assert weights.WEIGHT_FORMS == cli_options.WEIGHT_FORMS
 
 
 def test_scales_of_the_first_layer_follow_from_the_weights(
@@ -305,10 +305,14 @@ def test_a_perplexity_beyond_float64_is_a_sentence() -> None:
         _perplexity("int8", 710.0)
 
 
-def test_convert_says_where_mixed_caches_run(stored: tuple[Path, dict[str, np.ndarray]], tmp_path: Path) -> None:
+def test_convert_refuses_what_generate_cannot_run(
+    stored: tuple[Path, dict[str, np.ndarray]], models: dict[str, Path], tmp_path: Path
+) -> None:
+    """Mixed caches come from Python only (`models` has one), for programs that bind the caches themselves."""
     done = octavo("convert", stored[0] / "tiny.gguf", tmp_path / "out", "--kv-cache", "int8-int4")
-    assert done.returncode == 0 and "onnxruntime-genai" in done.stdout and "Next:" not in done.stdout
-    assert "--kv-cache int8" in " ".join(octavo("doctor", tmp_path / "out").stdout.split())
+    assert done.returncode == 2 and not (tmp_path / "out").exists()
+    assert "onnxruntime-genai" in done.stderr and "choose int8" in done.stderr and "octavo.convert" in done.stderr
+    assert "--kv-cache int8" in " ".join(octavo("doctor", models["int8-int4"]).stdout.split())
     done = octavo("convert", stored[0] / "tiny.gguf", tmp_path / "int8", "--kv-cache", "int8")
     assert done.returncode == 0 and "Next:" in done.stdout
     assert octavo("doctor", tmp_path / "int8").returncode == 0
