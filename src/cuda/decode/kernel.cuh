@@ -15,6 +15,7 @@
 #include "cuda/decode/shape.h"
 #include "cuda/decode/tree.cuh"
 #include "cuda/decode/units.cuh"
+#include "cuda/device/barrier.cuh"
 #include "cuda/device/overlap.cuh"
 #include "cuda/device/sequences.cuh"
 #include "cuda/launch.cuh"
@@ -119,7 +120,7 @@ struct Worker : Results<kType, kHead, kTiles> {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         scale[tile][j] = this->template at<float>(layout.row_scale)[row_of(tile, j)];
-        bias[tile][j] = this->template at<float>(layout.row_bias)[row_of(tile, j)];
+        bias[tile][j] = kCodeBias<kType> != 0 ? this->template at<float>(layout.row_bias)[row_of(tile, j)] : 0.0f;
       }
     }
   }
@@ -366,7 +367,7 @@ struct Worker : Results<kType, kHead, kTiles> {
   }
 
   // All keys of the unit; the nodes over all of them go to the output or the workspace. A segment is folded a tile
-  // later, so that no warp waits for another.
+  // later, so that a warp seldom waits for another.
   __device__ void walk() {
     // Where the bound leaves no room for a tree, all keys are one segment, however many there are.
     const std::int64_t segment_keys = work.levels == 0 ? std::int64_t{1} << 31 : std::int64_t{1} << segment_shift_of();
@@ -386,7 +387,6 @@ struct Worker : Results<kType, kHead, kTiles> {
       hand_over();
     }
     if (index > 0) fold_segment(index - 1, true);
-    sync_workers();  // the exchange may hold rows of Q again
   }
 
   __device__ int segment_shift_of() const {

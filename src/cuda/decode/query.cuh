@@ -60,8 +60,9 @@ struct QueryRows {
 
   // Rows of Q to fragments in shared memory: normalised, rotated, times K's channel scales, in the products' type. For
   // float16 products a row is multiplied by a power of two that puts its largest element just below 2^15, so that
-  // nothing over- or underflows; the row's scale takes it back. (Not one that is Q as given, over a float16 cache.) All
-  // working warps; a thread has eight channels of a row.
+  // nothing over- or underflows; the row's scale takes it back. (Not one that is Q as given, over a float16 cache.) For
+  // codes with a bias also what scores start from (formats.cuh). All working warps; a thread has eight channels of a
+  // row.
   template <typename T>
   __device__ void prepare_query() {
     constexpr int kLanes = kHead / kUnit;  // neighbours that have one row
@@ -161,17 +162,21 @@ struct QueryRows {
     float sum = 0.0f;  // of the row as the products see it
 #pragma unroll
     for (int c = 0; c < kUnit; ++c) {
+      constexpr bool kBiased = kCodeBias<kType> != 0;
       const float excess = excess_of<kType>(c);
       const C element = from_float<C>(x[c] * (logit_scale < 0.0f ? -power : power) / excess);
       to[place_in_fragments(r, first + c)] = reinterpret_cast<const std::uint16_t&>(element);
-      sum = __fmaf_rn(to_float(element), excess, sum);
+      if constexpr (kBiased) sum = __fmaf_rn(to_float(element), excess, sum);
     }
-    if constexpr (kCodeBias<kType> != 0) sum = row_sum(sum);
+    if constexpr (kCodeBias<kType> != 0) {
+      // With an infinity in the row it is NaN or infinite, and so are all its scores NaN.
+      sum = row_sum(sum);
+      if (first == 0) at<float>(layout.row_bias)[r] = -kCodeUnit<kType> * kCodeBias<kType> * sum;
+    }
     if (first != 0) return;
-    float scale = fabsf(logit_scale) * (1.0f / kCodeUnit<kType> / power) * kLog2E;
+    float scale = fabsf(logit_scale) / power * (kLog2E / kCodeUnit<kType>);
     if (isinf(scale) && !isinf(logit_scale)) scale = FLT_MAX;  // logits of 10^35 and more
     at<float>(layout.row_scale)[r] = scale;
-    at<float>(layout.row_bias)[r] = -kCodeUnit<kType> * kCodeBias<kType> * sum;
   }
 
   static __device__ int place_in_fragments(int row, int d) {

@@ -1,4 +1,4 @@
-// From the sums of a block's warps to the output: warps folded at the end of a segment, segments by the tree, runs by
+// From the sums of a block's warps to the output: warps folded segment by segment, segments by the tree, runs by
 // the block that finishes last.
 #pragma once
 
@@ -203,10 +203,10 @@ struct Results : QueryRows<kType, kHead, kTiles> {
 
   // The block that is last to finish a run of a sequence merges all of them. All working threads; ends with a barrier.
   __device__ void merge_if_last() const {
+    sync_workers();  // all have folded and stored: the exchange may hold rows of Q again
     if (unit.partial < 0) return;
     const auto runs = static_cast<std::uint32_t>(unit.runs);
     auto& arrived_before = *this->template at<std::uint32_t>(layout.flag);
-    sync_workers();
     if (threadIdx.x == 0) {
       std::uint32_t* count = work.arrived + unit.partial - std::int64_t{unit.run} * unit.stride;
       arrived_before = count_arrival(count);

@@ -70,12 +70,13 @@ struct Shape {
   // Blocks of eight working warps are alone on an SM but for rows of a quarter line: those have the registers for two.
   static constexpr int kBlocksPerSm = (kWarps == 8 && kHeads != 4) || kSlotBytes > 16384 || kSize == 512 ? 1 : 2;
   // Slots of the ring: enough bytes under way, and not more (measured: docs/performance.md).
-  static constexpr int kSlots = kSlotBytes > 16384 ? (kTiles == 1 ? 4 : 3)
-                                : kSlotBytes<16384               ? 6
-                                             : kBlocksPerSm == 1 ? 5
-                                                                 : kTiles == 1 || kAllSize> 128
-                                    ? 3
-                                    : 4;
+  static constexpr int slots() {
+    if (kSlotBytes > 16384) return kTiles == 1 ? 4 : 3;
+    if (kSlotBytes < 16384) return 6;
+    if (kBlocksPerSm == 1) return kTiles == 1 ? 5 : 4;
+    return kTiles == 1 || kAllSize > 128 ? 3 : 4;
+  }
+  static constexpr int kSlots = slots();
   // The lowest levels of a block's stack of nodes (tree.cuh) are in shared memory.
   static constexpr int kLevels = kAllSize >= 512 ? 0 : kAllSize == 256 ? 1 : 2;
   static constexpr int kExchangeStride = kHead + 4;  // floats of a row: rows start in different banks

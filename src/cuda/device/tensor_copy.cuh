@@ -52,11 +52,4 @@ __device__ inline void prefetch_map([[maybe_unused]] const CUtensorMap* map) {
 #endif
 }
 
-// This thread's accesses of shared memory so far come before the copy engine's later ones.
-__device__ inline void order_before_copies() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-}
-
 }  // namespace octavo::cuda
