@@ -44,6 +44,7 @@ import octavo  # noqa: E402
 from octavo import huge_pages  # noqa: E402
 from octavo.convert import convert  # noqa: E402
 from octavo.demo import find_model  # noqa: E402
+from octavo.errors import counted  # noqa: E402
 from octavo.graph import GraphOptions  # noqa: E402
 
 NEW = 32  # decode steps
@@ -282,7 +283,9 @@ def main() -> int:
     }
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(report, indent=1) + "\n")
-    print(f"{report['device']}, {options.threads} threads, onnxruntime {onnxruntime.__version__}; {verified}")
+    print(
+        f"{report['device']}, {counted(options.threads, 'thread')}, onnxruntime {onnxruntime.__version__}; {verified}"
+    )
     print(job_cells.format_table(report))
     if llama is None:
         print(f"llama.cpp {absent}", file=sys.stderr)

@@ -7,6 +7,8 @@ from typing import Any
 
 from job_cells import LLAMA, PHASES, STOCK
 
+from octavo.errors import counted
+
 COLORS = {"octavo": "#3b6ea8", STOCK: "#c9a227", LLAMA: "#b8432f"}
 
 
@@ -33,7 +35,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
     panels[0].set_ylabel("tokens a CPU-second", fontsize=9)
     panels[-1].legend(fontsize=8, frameon=False)
     figure.suptitle(
-        f"SmolLM2-135M, 4-bit weights, {report['threads']} threads on {report['device']}, "
+        f"SmolLM2-135M, 4-bit weights, {counted(report['threads'], 'thread')} on {report['device']}, "
         f"{report['date']}, {report['commit']}",
         fontsize=9,
     )

@@ -159,7 +159,11 @@ Examples:
 )
 @click.option("--top-p", type=FiniteRange(0, 1, min_open=True), default=1.0, show_default=True, help="Nucleus bound.")
 @click.option("--seed", type=click.IntRange(0, INT32_MAX), help="Makes sampling repeatable.")
-@click.option("--num-blocks", type=click.IntRange(1, INT32_MAX), help="Blocks in the cache, not genai_config.json's.")
+@click.option(
+    "--num-blocks",
+    type=click.IntRange(1, INT32_MAX),
+    help="Blocks in the cache, in place of genai_config.json's number.",
+)
 @json_option
 def generate(
     model_dir: str, stdin: str | None, prompts: tuple[str, ...], prompts_file: str | None, as_json: bool, **options: Any
