@@ -171,23 +171,28 @@ __device__ inline uint2 float8_to_half(std::uint32_t word) {
   return make_uint2(reinterpret_cast<const std::uint32_t&>(low), reinterpret_cast<const std::uint32_t&>(high));
 }
 
-// Four e2m1 codes, in the bytes of a word, as T: a code's bits, put where T's exponent and mantissa meet, are the value
-// times a power of two, subnormals included, which a multiplication takes off.
-template <typename T>
-__device__ inline uint2 float4_to(std::uint32_t nibbles) {
-  constexpr int kMantissaTop = std::is_same_v<T, __half> ? 9 : 6;
+// Eight e2m1 codes as float16, whose low bytes are zero: the high byte of a magnitude is one of eight.
+__device__ inline uint4 float4_to_half(std::uint32_t word) {
+  constexpr std::uint32_t kBelow2 = 0x3e3c3800u;  // 0, 0.5, 1 and 1.5
+  constexpr std::uint32_t kFrom2 = 0x46444240u;   // 2, 3, 4 and 6
+  const std::uint32_t magnitudes = word & 0x77777777u;
+  const uint2 nibbles = spread_nibbles(word);
+  const std::uint32_t low = __byte_perm(kBelow2, kFrom2, magnitudes) | (nibbles.x << 4 & 0x80808080u);
+  const std::uint32_t high = __byte_perm(kBelow2, kFrom2, magnitudes >> 16) | (nibbles.y << 4 & 0x80808080u);
+  return make_uint4(__byte_perm(low, 0u, 0x1404), __byte_perm(low, 0u, 0x3424), __byte_perm(high, 0u, 0x1404),
+                    __byte_perm(high, 0u, 0x3424));
+}
+
+// Four e2m1 codes, in the bytes of a word, as bfloat16: a code's bits, put where exponent and fraction meet, are the
+// value times 2^-126, subnormals included.
+__device__ inline uint2 float4_to_bfloat16(std::uint32_t nibbles) {
   std::uint32_t words[2] = {__byte_perm(nibbles, 0u, 0x4140), __byte_perm(nibbles, 0u, 0x4342)};
 #pragma unroll
   for (std::uint32_t& word : words) {
-    word = (word & 0x00070007u) << kMantissaTop | (word & 0x00080008u) << 12;
-    if constexpr (std::is_same_v<T, __half>) {
-      const __half2 value = __hmul2(reinterpret_cast<const __half2&>(word), __half2half2(__ushort_as_half(0x7400)));
-      word = reinterpret_cast<const std::uint32_t&>(value);  // 2^14
-    } else {
-      const __nv_bfloat162 value =
-          __hmul2(reinterpret_cast<const __nv_bfloat162&>(word), __bfloat162bfloat162(__ushort_as_bfloat16(0x7e80)));
-      word = reinterpret_cast<const std::uint32_t&>(value);  // 2^126
-    }
+    word = (word & 0x00070007u) << 6 | (word & 0x00080008u) << 12;
+    const __nv_bfloat162 value =
+        __hmul2(reinterpret_cast<const __nv_bfloat162&>(word), __bfloat162bfloat162(__ushort_as_bfloat16(0x7e80)));
+    word = reinterpret_cast<const std::uint32_t&>(value);
   }
   return make_uint2(words[0], words[1]);
 }
@@ -196,11 +201,11 @@ __device__ inline uint2 float4_to(std::uint32_t nibbles) {
 // through float32.
 template <typename T>
 __device__ inline void decode_to(CacheType type, const uint4& codes, T* to) {
-  if constexpr (sizeof(T) == 2) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
     if (type == CacheType::kFloat4E2M1) {
       const uint2 nibbles = spread_nibbles(codes.x);
-      const uint2 low = float4_to<T>(nibbles.x);
-      const uint2 high = float4_to<T>(nibbles.y);
+      const uint2 low = float4_to_bfloat16(nibbles.x);
+      const uint2 high = float4_to_bfloat16(nibbles.y);
       *reinterpret_cast<uint4*>(to) = make_uint4(low.x, low.y, high.x, high.y);
       return;
     }
@@ -224,6 +229,7 @@ __device__ inline void decode_to(CacheType type, const uint4& codes, T* to) {
         high = bytes_to_half(nibbles.y, __float2half_rn(1024.0f + 8.0f));
         break;
       }
+      case CacheType::kFloat4E2M1: *reinterpret_cast<uint4*>(to) = float4_to_half(codes.x); return;
       default: done = false; break;
     }
     if (done) {

@@ -261,46 +261,54 @@ struct Attention {
     return static_cast<std::uint32_t>((seen & live_of(parity)) >> first);
   }
 
-  // Scale, softcap, bias and output_qk for this thread's keys of a row, in place; for calls that have more than a
-  // scale.
-  __device__ void adjust_scores(std::int32_t base, std::uint32_t attended, int row, int first) const {
-    float* of_row = scores + row * layout.score_stride + first;
+  // Scale and softcap for this thread's keys of a row, in place.
+  __device__ void cap_scores(std::uint32_t attended, int row, float* own) const {
 #pragma unroll 1
     for (int i = 0; i < kOwn; ++i) {
-      if ((attended >> i & 1u) == 0) continue;
-      const std::int32_t position = base + first + i;
-      float x = of_row[i] * state.scale[row];
-      if (call.softcap > 0.0f) x = call.softcap * tanhf(x * call.inverse_softcap);
-      if (call.bias != nullptr) x += bias_of(row, position);
-      of_row[i] = x;
-      if (call.qk_output == QkOutput::kScores) write_output_qk(row, position, x);
+      if ((attended >> i & 1u) != 0) own[i] = call.softcap * tanhf(own[i] * state.scale[row] * call.inverse_softcap);
     }
   }
 
-  // s[i] = the logit of this thread's i-th key of a row, -inf where the row does not attend to it.
+  // What the bias adds to them, all read at once: one after the other each would wait for device memory. 0 beyond its
+  // capacity, where the contract leaves the caller nothing to ask for.
+  __device__ void load_bias(std::int32_t position, std::uint32_t attended, int row, float (&bias)[kOwn]) const {
+    const bool inside = state.token[row] < call.bias_query_capacity;
+    const T* from = static_cast<const T*>(call.bias) + sequence * call.bias_batch_stride +
+                    state.head[row] * call.bias_head_stride + state.token[row] * call.bias_context_capacity + position;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const bool read = inside && (attended >> i & 1u) != 0 && position + i < call.bias_context_capacity;
+      bias[i] = read ? to_float(from[i]) : 0.0f;
+    }
+  }
+
+  // s[i] = the logit of this thread's i-th key of a row, -inf where the row does not attend to it; to output_qk too
+  // where that has scores.
   __device__ void read_logits(std::int32_t base, int parity, int row, int first, float (&s)[kOwn]) const {
     const std::uint32_t attended = attended_bits(base, parity, row, first);
+    float bias[kOwn] = {};
+    if (call.bias != nullptr) load_bias(base + first, attended, row, bias);
+    float* const own = scores + row * layout.score_stride + first;
     float scale = state.scale[row];
-    if (call.softcap > 0.0f || call.bias != nullptr || call.qk_output == QkOutput::kScores) {
-      adjust_scores(base, attended, row, first);
+    if (call.softcap > 0.0f) {
+      cap_scores(attended, row, own);
       scale = 1.0f;
     }
 #pragma unroll
     for (int i = 0; i < kOwn; i += 4) {
-      const float4 dots = *reinterpret_cast<const float4*>(scores + row * layout.score_stride + first + i);
-      s[i] = (attended >> i & 1u) != 0 ? dots.x * scale : -INFINITY;
-      s[i + 1] = (attended >> (i + 1) & 1u) != 0 ? dots.y * scale : -INFINITY;
-      s[i + 2] = (attended >> (i + 2) & 1u) != 0 ? dots.z * scale : -INFINITY;
-      s[i + 3] = (attended >> (i + 3) & 1u) != 0 ? dots.w * scale : -INFINITY;
+      const float4 dots = *reinterpret_cast<const float4*>(own + i);
+      s[i] = (attended >> i & 1u) != 0 ? __fadd_rn(dots.x * scale, bias[i]) : -INFINITY;
+      s[i + 1] = (attended >> (i + 1) & 1u) != 0 ? __fadd_rn(dots.y * scale, bias[i + 1]) : -INFINITY;
+      s[i + 2] = (attended >> (i + 2) & 1u) != 0 ? __fadd_rn(dots.z * scale, bias[i + 2]) : -INFINITY;
+      s[i + 3] = (attended >> (i + 3) & 1u) != 0 ? __fadd_rn(dots.w * scale, bias[i + 3]) : -INFINITY;
     }
-  }
-
-  // 0 beyond the bias's capacity, where the contract leaves the caller nothing to ask for.
-  __device__ float bias_of(int row, std::int32_t position) const {
-    if (state.token[row] >= call.bias_query_capacity || position >= call.bias_context_capacity) return 0.0f;
-    const std::int64_t at = sequence * call.bias_batch_stride + state.head[row] * call.bias_head_stride +
-                            state.token[row] * call.bias_context_capacity + position;
-    return to_float(static_cast<const T*>(call.bias)[at]);
+    if (call.qk_output != QkOutput::kScores) return;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) own[i] = s[i];
+#pragma unroll 1
+    for (int i = 0; i < kOwn; ++i) {
+      if ((attended >> i & 1u) != 0) write_output_qk(row, base + first + i, own[i]);
+    }
   }
 
   // Scores become weights exp(score - maximum), as T, and each row's state is brought up to date. The tree of the sum
