@@ -86,14 +86,6 @@ HWY_INLINE bool find_keys(const Call& call, const Tile& tile, const TokenRanges&
   return true;
 }
 
-// A cache row of `width` channels as floats: decoded into `buffer`, or where it is.
-HWY_INLINE const std::uint8_t* decoded_row(DecodeRow decode, const std::uint8_t* row, std::int64_t width, bool in_place,
-                                           float* buffer) {
-  if (in_place && reinterpret_cast<std::uintptr_t>(row) % alignof(float) == 0) return row;
-  decode(row, width, buffer);
-  return reinterpret_cast<const std::uint8_t*>(buffer);
-}
-
 // The kernels that a call's K and V need.
 struct CallKernels {
   StreamKernels keys, values;
@@ -118,45 +110,59 @@ HWY_INLINE void decode_keys(const Call& call, const CallKernels& kernels, LaneSc
   const Cache& v_cache = latent ? call.k_cache : call.v_cache;
   const DecodeRow decode_key = decoder(call.k_cache.type);
   const DecodeRow decode_value = decoder(v_cache.type);
-  // The value loop reads whole vectors: rows may stay in the cache only where those end inside the row.
-  const bool value_in_place = v_cache.type == CacheType::kFloat32 && value_stride <= problem.head_size;
-  const bool key_in_place = call.k_cache.type == CacheType::kFloat32 && (!latent || value_stride <= problem.head_size);
   for (std::uint64_t bits = keys.mapped; bits != 0; bits &= bits - 1) {
     const std::int64_t k = std::countr_zero(bits);
     if (decodes_keys) {
-      keys.keys[k] =
-          decoded_row(decode_key, keys.keys[k], problem.head_size, key_in_place, scratch.keys + k * key_stride);
+      float* key = scratch.keys + k * key_stride;
+      decode_key(keys.keys[k], problem.head_size, key);
+      keys.keys[k] = reinterpret_cast<const std::uint8_t*>(key);
     }
-    if (!decodes_values) continue;
-    keys.values[k] = shared ? keys.keys[k]
-                            : decoded_row(decode_value, keys.values[k], problem.v_head_size, value_in_place,
-                                          scratch.values + k * value_stride);
+    if (shared) keys.values[k] = keys.keys[k];
+    if (shared || !decodes_values) continue;
+    float* value = scratch.values + k * value_stride;
+    decode_value(keys.values[k], problem.v_head_size, value);
+    keys.values[k] = reinterpret_cast<const std::uint8_t*>(value);
   }
+}
+
+// Rows [begin, end) of a tile.
+struct RowRange {
+  std::int64_t begin = 0, end = 0;
+};
+
+// The rows of a tile of one KV head that see any of the keys: under a causal mask, few of those at the diagonal.
+HWY_INLINE RowRange rows_that_see(const TokenRanges& ranges, const KeyTile& keys, std::int64_t group) {
+  std::int64_t begin = 0, end = ranges.count;
+  while ((keys.visible[begin] & keys.mapped) == 0) ++begin;  // some token sees a mapped key
+  while ((keys.visible[end - 1] & keys.mapped) == 0) --end;
+  return {begin * group, end * group};
 }
 
 // scores = q.k; q already holds scale and K's quantisation scale. Of masked keys they are anything.
-HWY_INLINE void multiply_keys(const Call& call, const CallKernels& kernels, std::int64_t rows, const KeyTile& keys,
-                              LaneScratch& scratch) {
+HWY_INLINE void multiply_keys(const Call& call, const CallKernels& kernels, RowRange rows, const KeyTile& keys,
+                              const LaneScratch& scratch) {
   const std::int64_t width = call.problem->head_size;
+  const std::int64_t count = rows.end - rows.begin;
+  const LaneScratch of_rows = scratch.from_row(*call.problem, rows.begin);
   if (kernels.keys.in_integers) {
     LineStream nothing_ahead;
-    kernels.keys.score(scratch.query, rows, width, keys.keys, keys.scored, nothing_ahead, scratch.scores);
+    kernels.keys.score(of_rows.query, count, width, keys.keys, keys.scored, nothing_ahead, of_rows.scores);
     return;
   }
   transpose_keys(keys.keys, keys.scored, width, scratch.transposed);
-  score_tile(scratch.query.floats, rows, width, scratch.transposed, keys.scored, scratch.scores);
+  score_tile(of_rows.query.floats, count, width, scratch.transposed, keys.scored, of_rows.scores);
 }
 
 // scores = softcap(scores) + bias
-HWY_INLINE void adjust_scores(const Call& call, const Tile& tile, const KeyTile& keys, LaneScratch& scratch) {
+HWY_INLINE void adjust_scores(const Call& call, const Tile& tile, RowRange rows, const KeyTile& keys,
+                              LaneScratch& scratch) {
   const Problem& problem = *call.problem;
   const std::int64_t group = problem.group_size();
-  const std::int64_t rows = tile.rows(group);
   const FloatTag d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   if (problem.has(Feature::kSoftcap)) {
     const FloatVec cap = hn::Set(d, problem.softcap);
-    for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t r = rows.begin; r < rows.end; ++r) {
       float* scores = scratch.scores + r * kTileKeys;
       for (std::int64_t k = 0; k < keys.scored; k += lanes) {
         hn::Store(hn::Mul(cap, tanh(d, hn::Div(hn::Load(d, scores + k), cap))), d, scores + k);
@@ -166,7 +172,7 @@ HWY_INLINE void adjust_scores(const Call& call, const Tile& tile, const KeyTile&
   if (problem.has(Feature::kAttentionBias)) {
     const DecodeRow decode = decoder(problem.element_type);
     const auto element_bytes = static_cast<std::int64_t>(size_in_bytes(problem.element_type));
-    for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t r = rows.begin; r < rows.end; ++r) {
       const std::int64_t j = tile.token_begin + r / group;
       const std::int64_t head = tile.kv_head * group + r % group;
       const std::int64_t at = tile.sequence * call.bias_batch_stride + head * call.bias_head_stride +
@@ -206,14 +212,14 @@ HWY_INLINE contract::Range seen_of_chunk(const TokenRanges& ranges, std::int64_t
           std::min((chunk + 1) * kChunkKeys, ranges.last)};
 }
 
-// Scores of one KV head, as products, to weights; its state is brought up to date.
-HWY_INLINE void weigh_scores(const Call& call, const Tile& tile, const KeyTile& keys, LaneScratch& scratch,
-                             SoftmaxState& state) {
+// Scores of rows of one KV head, as products, to weights; its state is brought up to date.
+HWY_INLINE void weigh_scores(const Call& call, const Tile& tile, RowRange rows, const KeyTile& keys,
+                             LaneScratch& scratch, SoftmaxState& state) {
   const Problem& problem = *call.problem;
   const std::int64_t group = problem.group_size();
   const std::int64_t stride = padded(problem.v_head_size);
-  adjust_scores(call, tile, keys, scratch);
-  for (std::int64_t r = 0; r < tile.rows_per_head(group); ++r) {
+  adjust_scores(call, tile, rows, keys, scratch);
+  for (std::int64_t r = rows.begin; r < rows.end; ++r) {
     const std::uint64_t visible = keys.visible[r / group] & keys.mapped;
     float* scores = scratch.scores + r * kTileKeys;
     if (problem.qk_output == QkOutput::kScores) {
@@ -232,26 +238,30 @@ template <class Products, bool kSkipMasked>
 HWY_INLINE void attend_decoded(const Call& call, const Tile& tile, std::int64_t chunk, LaneScratch& scratch,
                                SoftmaxState& state) {
   const Problem& problem = *call.problem;
-  const std::int64_t rows = tile.rows(problem.group_size());
+  const std::int64_t group = problem.group_size();
   const std::int64_t stride = padded(problem.v_head_size);
   const CallKernels kernels = kernels_of<Products>(call);
-  clear_state(problem, rows, state);
+  clear_state(problem, tile.rows(group), state);
   const TokenRanges ranges(call, tile);
   const contract::Range seen = seen_of_chunk(ranges, chunk);
   KeyTile keys;
   for (std::int64_t base = seen.begin; base < seen.end; base += kTileKeys) {
     if (!find_keys(call, tile, ranges, base, scratch, keys)) continue;
+    const RowRange rows = rows_that_see(ranges, keys, group);
     decode_keys(call, kernels, scratch, keys);
     multiply_keys(call, kernels, rows, keys, scratch);
-    weigh_scores(call, tile, keys, scratch, state);
+    weigh_scores(call, tile, rows, keys, scratch, state);
+    const std::int64_t count = rows.end - rows.begin;
+    float* weights = scratch.scores + rows.begin * kTileKeys;
+    float* sums = state.sums + rows.begin * stride;
     if (kernels.values.in_integers) {  // codes are finite
       LineStream nothing_ahead;
-      kernels.values.accumulate(scratch.scores, rows, keys.values, keys.begin, keys.end, problem.v_head_size, stride,
-                                nothing_ahead, state.sums);
+      kernels.values.accumulate(weights, count, keys.values, keys.begin, keys.end, problem.v_head_size, stride,
+                                nothing_ahead, sums);
     } else if constexpr (kSkipMasked) {
-      accumulate_nonzero(scratch.scores, rows, keys.values, keys.begin, keys.end, stride, state.sums);
+      accumulate_nonzero(weights, count, keys.values, keys.begin, keys.end, stride, sums);
     } else {
-      accumulate_values(scratch.scores, rows, keys.values, keys.begin, keys.end, stride, state.sums);
+      accumulate_values(weights, count, keys.values, keys.begin, keys.end, stride, sums);
     }
   }
 }
@@ -318,7 +328,7 @@ HWY_INLINE void attend_streamed(const Call& call, const Tile& tile, std::int64_t
     for (std::int64_t h = 0; h < tile.head_count && keys.mapped != 0; ++h) {
       LaneScratch head_scratch = scratch.from_row(problem, h * rows);
       SoftmaxState head_state = state.from_row(problem, h * rows);
-      weigh_scores(call, tile.head(h), keys, head_scratch, head_state);
+      weigh_scores(call, tile.head(h), {0, rows}, keys, head_scratch, head_state);
     }
     LineStream keys_ahead = lines_of_keys(next);
     HeadRows value_rows(keys.values, keys.mapped, v_cache.head_bytes);
@@ -358,6 +368,7 @@ HWY_INLINE void fold(const Call& call, const Tile& tile, const SoftmaxState& nex
   const std::int64_t stride = padded(call.problem->v_head_size);
   constexpr float kNothing = -std::numeric_limits<float>::infinity();
   for (std::int64_t r = 0; r < rows; ++r) {
+    if (next.maximum[r] == kNothing && next.weight[r] == 0.0f) continue;  // sees nothing of this chunk
     const float maximum = std::max(into.maximum[r], next.maximum[r]);
     const float reference = maximum == kNothing ? 0.0f : maximum;
     const float old_factor = std::exp(into.maximum[r] - reference);
@@ -373,7 +384,6 @@ template <class Products>
 HWY_INLINE void write_probabilities(const Call& call, const Tile& tile, const SoftmaxState& state,
                                     LaneScratch& scratch) {
   const std::int64_t group = call.problem->group_size();
-  const std::int64_t rows = tile.rows(group);
   const FloatTag d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const TokenRanges ranges(call, tile);
@@ -382,10 +392,11 @@ HWY_INLINE void write_probabilities(const Call& call, const Tile& tile, const So
   load_head_queries<Products>(call, tile, scratch);
   for (std::int64_t base = ranges.first / kTileKeys * kTileKeys; base < ranges.last; base += kTileKeys) {
     if (!find_keys(call, tile, ranges, base, scratch, keys)) continue;
+    const RowRange rows = rows_that_see(ranges, keys, group);
     decode_keys(call, kernels, scratch, keys);
     multiply_keys(call, kernels, rows, keys, scratch);
-    adjust_scores(call, tile, keys, scratch);
-    for (std::int64_t r = 0; r < rows; ++r) {
+    adjust_scores(call, tile, rows, keys, scratch);
+    for (std::int64_t r = rows.begin; r < rows.end; ++r) {
       const float maximum = state.maximum[r];
       const float reference = maximum == -std::numeric_limits<float>::infinity() ? 0.0f : maximum;
       float* scores = scratch.scores + r * kTileKeys;

@@ -21,6 +21,9 @@ namespace {
 
 constexpr std::int64_t kSlotsPerLane = 8;
 
+// With fewer, lanes would wait long for the last one.
+constexpr std::int64_t kTilesPerLane = 8;
+
 // Below this many elements to store, starting lanes costs more than storing.
 constexpr std::int64_t kSerialStoreElements = 1 << 14;
 
@@ -31,7 +34,7 @@ std::int64_t slot_count(std::int64_t lanes) noexcept {
 // sum over sequences of ceil(new tokens / tokens per tile) <= tokens / per tile + sequences with tokens
 std::int64_t max_tiles(const Problem& problem) noexcept {
   const std::int64_t per_head =
-      problem.token_count / tokens_per_tile(problem) + std::min(problem.token_count, problem.batch_size);
+      problem.token_count / tokens_per_tile(problem, kFewestTileRows) + std::min(problem.token_count, problem.batch_size);
   return per_head * problem.kv_num_heads;
 }
 
@@ -181,7 +184,7 @@ class Schedule {
 
   template <typename Visit>
   void visit_tiles(const Visit& visit) const noexcept {
-    const std::int64_t step = tokens_per_tile(problem_);
+    const std::int64_t step = tokens_per_tile(problem_, tile_rows_);
     for (std::int64_t sequence = 0; sequence < problem_.batch_size; ++sequence) {
       const std::int64_t tokens = call_.new_tokens(sequence);
       for (std::int64_t begin = 0; begin < tokens; begin += step) {
@@ -191,7 +194,7 @@ class Schedule {
         tile.token_end = static_cast<std::int32_t>(std::min(tokens, begin + step));
         find_chunks(tile);
         const std::int64_t rows = tile.rows_per_head(problem_.group_size());
-        const std::int64_t heads = streams(problem_, rows) ? std::min(streamed_heads_, kTileRows / rows) : 1;
+        const std::int64_t heads = streams(problem_, rows) ? std::min(streamed_heads_, kFewestTileRows / rows) : 1;
         for (std::int64_t head = 0; head < problem_.kv_num_heads; head += heads) {
           tile.kv_head = static_cast<std::int32_t>(head);
           tile.head_count = static_cast<std::int32_t>(std::min(heads, problem_.kv_num_heads - head));
@@ -201,8 +204,21 @@ class Schedule {
     }
   }
 
+  // Tiles of so many rows, had all of them one KV head.
+  std::int64_t count_tiles(std::int64_t tile_rows) const noexcept {
+    const std::int64_t step = tokens_per_tile(problem_, tile_rows);
+    std::int64_t per_head = 0;
+    for (std::int64_t sequence = 0; sequence < problem_.batch_size; ++sequence) {
+      per_head += (call_.new_tokens(sequence) + step - 1) / step;
+    }
+    return per_head * problem_.kv_num_heads;
+  }
+
   // Split tiles first in the list, whole ones after them.
   void list_tiles() noexcept {
+    if (lanes_ > 1) {
+      while (tile_rows_ > kFewestTileRows && count_tiles(tile_rows_) < kTilesPerLane * lanes_) tile_rows_ /= 2;
+    }
     std::int64_t chunks = 0;
     while (true) {
       chunks = 0;
@@ -308,6 +324,7 @@ class Schedule {
   Carved carved_;
   std::int64_t tiles_ = 0, split_tiles_ = 0, split_items_ = 0;
   std::int64_t parity_ = 0;
+  std::int64_t tile_rows_ = most_tile_rows(problem_);
   std::int64_t streamed_heads_ = problem_.kv_num_heads;  // KV heads of a tile that streams, at most
 };
 

@@ -19,8 +19,12 @@ inline constexpr std::int64_t kTileKeys = 64;
 inline constexpr std::int64_t kChunkKeys = 1024;
 
 // Query rows (tokens x heads of the group) that share one pass over the keys, about: whole tokens only, at least one.
-// 64 rows make the transpose of K and the decoding of its codes cheap against the arithmetic on it.
-inline constexpr std::int64_t kTileRows = 64;
+// The more there are, the less decoding keys and transposing them costs beside the arithmetic on them (a fifth of a
+// prompt's time at 64 rows, 5 % at 256), until their queries and sums leave the second-level cache. A call with too few
+// tiles for its lanes has tiles of fewer rows.
+inline constexpr std::int64_t kTileRows = 256;
+inline constexpr std::int64_t kFewestTileRows = 64;
+inline constexpr std::int64_t kTileFloats = 32768;  // of queries or sums
 
 // Every float buffer's rows are padded to whole vectors of the widest target (16 floats).
 inline constexpr std::int64_t kPad = 16;
@@ -39,14 +43,20 @@ inline bool streams(const Problem& problem, std::int64_t rows_per_head) noexcept
          problem.v_head_size % kStreamChannels == 0;
 }
 
-inline std::int64_t tokens_per_tile(const Problem& problem) noexcept {
-  return std::max<std::int64_t>(1, kTileRows / problem.group_size());
+// The most rows that tiles of this problem have, but for those of one token.
+inline std::int64_t most_tile_rows(const Problem& problem) noexcept {
+  return std::clamp(kTileFloats / padded(problem.head_size), kFewestTileRows, kTileRows);
 }
 
-// Upper bound of the rows in any tile of this problem.
+inline std::int64_t tokens_per_tile(const Problem& problem, std::int64_t tile_rows) noexcept {
+  return std::max<std::int64_t>(1, tile_rows / problem.group_size());
+}
+
+// Upper bound of the rows in any tile of this problem; tiles that stream have at most kFewestTileRows.
 inline std::int64_t max_tile_rows(const Problem& problem) noexcept {
-  const std::int64_t tokens = std::min(tokens_per_tile(problem), std::max<std::int64_t>(1, problem.token_count));
-  return std::max(problem.group_size() * tokens, std::min(kTileRows, problem.num_heads * tokens));
+  const std::int64_t tokens =
+      std::min(tokens_per_tile(problem, most_tile_rows(problem)), std::max<std::int64_t>(1, problem.token_count));
+  return std::max(problem.group_size() * tokens, std::min(kFewestTileRows, problem.num_heads * tokens));
 }
 
 inline bool has_integers(CacheType type) noexcept {
