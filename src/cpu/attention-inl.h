@@ -98,7 +98,9 @@ HWY_INLINE CallKernels kernels_of(const Call& call) {
   return {Products::of(call.k_cache.type, problem.head_size), Products::of(v_cache.type, problem.v_head_size)};
 }
 
-// Turns the rows of mapped keys into floats where the kernels do not take codes.
+// Turns the rows of mapped keys into floats where the kernels do not take codes. Rows of float32 caches are copied all
+// the same: every few rows of Q read values again, and in the cache a head's rows, a token's row apart, may all lie in
+// the same sets of the first-level cache (a prompt of 1,024 tokens takes 1.2 times as long).
 HWY_INLINE void decode_keys(const Call& call, const CallKernels& kernels, LaneScratch& scratch, KeyTile& keys) {
   const Problem& problem = *call.problem;
   const bool latent = problem.cache_layout == CacheLayout::kLatent;
@@ -130,12 +132,14 @@ struct RowRange {
   std::int64_t begin = 0, end = 0;
 };
 
-// The rows of a tile of one KV head that see any of the keys: under a causal mask, few of those at the diagonal.
+// The rows of a tile of one KV head that see any of the keys, in whole blocks, which Q's pieces are packed in: under a
+// causal mask, few of those at the diagonal.
 HWY_INLINE RowRange rows_that_see(const TokenRanges& ranges, const KeyTile& keys, std::int64_t group) {
   std::int64_t begin = 0, end = ranges.count;
   while ((keys.visible[begin] & keys.mapped) == 0) ++begin;  // some token sees a mapped key
   while ((keys.visible[end - 1] & keys.mapped) == 0) --end;
-  return {begin * group, end * group};
+  const std::int64_t blocks_end = (end * group + kBlockRows - 1) / kBlockRows * kBlockRows;
+  return {begin * group / kBlockRows * kBlockRows, std::min(ranges.count * group, blocks_end)};
 }
 
 // scores = q.k; q already holds scale and K's quantisation scale. Of masked keys they are anything.

@@ -33,8 +33,8 @@ std::int64_t slot_count(std::int64_t lanes) noexcept {
 
 // sum over sequences of ceil(new tokens / tokens per tile) <= tokens / per tile + sequences with tokens
 std::int64_t max_tiles(const Problem& problem) noexcept {
-  const std::int64_t per_head =
-      problem.token_count / tokens_per_tile(problem, kFewestTileRows) + std::min(problem.token_count, problem.batch_size);
+  const std::int64_t per_head = problem.token_count / tokens_per_tile(problem, kFewestTileRows) +
+                                std::min(problem.token_count, problem.batch_size);
   return per_head * problem.kv_num_heads;
 }
 
@@ -217,7 +217,9 @@ class Schedule {
   // Split tiles first in the list, whole ones after them.
   void list_tiles() noexcept {
     if (lanes_ > 1) {
-      while (tile_rows_ > kFewestTileRows && count_tiles(tile_rows_) < kTilesPerLane * lanes_) tile_rows_ /= 2;
+      while (tile_rows_ > kFewestTileRows && count_tiles(tile_rows_) < kTilesPerLane * lanes_) {
+        tile_rows_ = std::max(kFewestTileRows, tile_rows_ / 2);
+      }
     }
     std::int64_t chunks = 0;
     while (true) {
