@@ -102,8 +102,8 @@ Status run(const Problem& problem, const Arguments& arguments, Workspace workspa
 #if defined(__x86_64__)
 namespace {
 
-// clang 14 does not know this one by name. Asked once: in a virtual machine the instruction leaves it, which takes 7 us,
-// and an engine plans every call whose lengths are new.
+// clang 14 does not know this one by name. Asked once: in a virtual machine the instruction leaves it, which takes 7
+// us, and an engine plans every call whose lengths are new.
 bool has_float16_conversion() {
   static const bool has = [] {
     unsigned a = 0;

@@ -21,8 +21,8 @@ namespace {
 
 constexpr std::int64_t kSlotsPerLane = 8;
 
-// With fewer, lanes would wait long for the last one.
-constexpr std::int64_t kTilesPerLane = 8;
+// With fewer, lanes would wait long for the last ones: under a causal mask, tiles of late tokens cost the most.
+constexpr std::int64_t kTilesPerLane = 16;
 
 // Below this many elements to store, starting lanes costs more than storing.
 constexpr std::int64_t kSerialStoreElements = 1 << 14;
