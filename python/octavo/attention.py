@@ -11,9 +11,14 @@ import operator
 from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
-from octavo import _core
 from octavo.arrays import empty_float32_like, empty_like, native_view, require_importable
+from octavo.openmp import sleeping_threads
 
+with sleeping_threads():
+    from octavo import _core
+
+UnsupportedError = _core.UnsupportedError
+ResourceExhaustedError = _core.ResourceExhaustedError
 feature_names = _core.feature_names
 
 QuantType = Literal["NONE", "PER_TENSOR", "PER_CHANNEL"]
@@ -133,7 +138,9 @@ def paged_attention(
         output_qk: (N, token_count, max_context_len) of float32, float16 or bfloat16 for qk_output 1 and 2; None
             allocates float32, at most output_qk_limit_bytes.
         return_lse: also return the log-sum-exp of the attended scores, float32 (N, token_count).
-        threads: how many threads, 1 to 4096; None takes the default of OpenMP. Results do not depend on it.
+        threads: how many threads, 1 to 4096; None takes the default of OpenMP. Results do not depend on it. Between
+            calls they sleep, unless the environment says otherwise (OMP_WAIT_POLICY=active spares quick successions of
+            calls on a quiet machine some time) or OpenMP was in the process before octavo.
         backend: force the backend of this name (see explain_call); None chooses.
 
     Returns:

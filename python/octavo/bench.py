@@ -8,7 +8,6 @@ from __future__ import annotations
 import datetime
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -100,13 +99,8 @@ def run(
     float64; ring_bytes, of all the caches that the calls go round; others_percent, of the processors' time, taken by
     other processes meanwhile (null where the system does not tell).
 
-    OpenMP's workers sleep between calls (unless OMP_WAIT_POLICY says otherwise, or octavo has computed before): where
-    other processes are, they would spin through their turns and make a call many times longer.
-
     Raises OctavoError where a work does not fit the memory, or a result is wrong.
     """
-    if "octavo._core" not in sys.modules:  # OpenMP reads this once, when the extension is loaded
-        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     listed = list(works)
     team = threads or len(os.sched_getaffinity(0))
     rows = []

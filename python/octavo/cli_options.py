@@ -1,4 +1,4 @@
-"""What the commands of cli.py share: types of their options, and names that --help lists without heavy imports."""
+"""What the commands share: types of their options, and names that --help lists without heavy imports."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+EXIT_FAILURE = 1
 INT32_MAX = 2**31 - 1
 # What modules with heavy imports define; a test compares them.
 WEIGHT_FORMS = ("int4", "int8", "float32")  # weights.WEIGHT_FORMS

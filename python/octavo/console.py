@@ -36,6 +36,13 @@ def print_json(content: Any) -> None:
     click.echo(text)
 
 
+def output_failed(error: OSError) -> str:
+    """A sentence on what stopped a command's printing."""
+    if isinstance(error.filename, (str, bytes)):  # the streams have none
+        return f"{os.fsdecode(error.filename)} cannot be read or written: {error.strerror or error}."
+    return f"the output cannot be written: {error.strerror or error}."
+
+
 def print_findings(findings: list[Finding]) -> None:
     from rich.table import Column
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import genai_folder
+from . import cache_range, genai_folder
 from .architectures import ModelConfig, read_config
 from .calibration import give_cache_type
 from .errors import OctavoError
@@ -63,9 +63,10 @@ def convert(
         num_blocks: blocks of the key-value cache; None = see genai_folder.default_num_blocks.
         progress: called as (step, steps done, steps in all).
 
-    A cache type with scales is calibrated with a short run of the model, which needs octavo's library.
+    A cache type with scales is calibrated with a short run of the model, which needs octavo's library. So does float16
+    where the weights alone do not show that keys and values fit (cache_range.py).
 
-    Raises OctavoError where the file or the folder is unusable.
+    Raises OctavoError where the file or the folder is unusable, or keys or values would overflow float16.
     """
     options = options or GraphOptions()
     if options.cache_type not in CACHE_TYPES:
@@ -86,11 +87,16 @@ def convert(
 
         with genai_folder.new_folder(Path(target), force) as folder:
             genai_folder.require_space(folder, _estimated_bytes(file, options))
+            fits = not cache_range.holds_float16(options.cache_type) or cache_range.fits_for_any_text(file, config)
+            if not fits:
+                get_library_path()
             write_graph(file, config, options, folder, _version(), step)
             genai_folder.write_json(folder / "tokenizer.json", tokenizer_json)
             genai_folder.write_json(folder / "tokenizer_config.json", vocabulary.tokenizer_config())
             content = genai_folder.genai_config(config, options, vocabulary, blocks)
             genai_folder.write_json(folder / CONFIG_FILE, content)
+            if not fits:
+                cache_range.require_float16(folder, progress)
             give_cache_type(folder, options.cache_type, progress)
             byte_count = sum(entry.stat().st_size for entry in folder.iterdir())
     return Converted(Path(target), byte_count, config, options, blocks)

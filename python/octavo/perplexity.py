@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 
 from . import calibration
+from .cache_range import FLOAT16_LARGEST
 from .errors import OctavoError
 from .kv_cache import CACHE_TYPES, cache_type_of, choose_scales, needs_scales, set_cache_type, token_bytes
 from .model_folder import CONFIG_FILE, config_number, read_config
@@ -120,9 +121,11 @@ def measure(
             run = _Run(session, reference, name == REFERENCE)
             run.score(windows, lambda done, name=name: progress(name, done, scored))
             if not np.isfinite([run.loss, run.divergence]).all():
-                raise OctavoError(
-                    f"with a {name} cache the logits hold NaN or infinite values: weights or scales are damaged."
-                )
+                # float32's were finite where float16's turn comes.
+                cause = "weights or scales are damaged"
+                if name == "float16":
+                    cause = f"keys or values exceed {FLOAT16_LARGEST:,}; name other types with --kv-cache"
+                raise OctavoError(f"with a {name} cache the logits hold NaN or infinite values: {cause}.")
             perplexity = _perplexity(name, run.loss / scored)
             rows.append(
                 Row(

@@ -110,11 +110,13 @@ def write_tiny_gguf(
     seed: int = 0,
     architecture: str = "llama",
     optional_keys: bool = False,
+    factors: dict[str, float] | None = None,
 ) -> dict[str, np.ndarray]:
     """Writes a random model and returns its tensors as float32, as the file stores them (q and k rows interleaved).
 
     kind: how matrices are stored; norms and biases are float32.
     optional_keys: also writes every optional key that octavo looks at, with values that change nothing.
+    factors: of tensors whose values are to be that many times as large.
     """
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, architecture)
@@ -151,7 +153,8 @@ def write_tiny_gguf(
     stored: dict[str, np.ndarray] = {}
 
     def add(name: str, size: tuple[int, ...], scale: float, offset: float = 0.0) -> None:
-        values = (rng.standard_normal(size) * scale + offset).astype(np.float32)
+        factor = (factors or {}).get(name, 1.0)
+        values = ((rng.standard_normal(size) * scale + offset) * factor).astype(np.float32)
         tensor_kind = gguf.GGMLQuantizationType[kind if len(size) == 2 else "F32"]
         data = quantised(values, tensor_kind)
         stored[name] = gguf.quants.dequantize(data, tensor_kind).astype(np.float32).reshape(size)

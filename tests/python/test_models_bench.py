@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -104,22 +102,6 @@ def test_others_on_the_machine_are_said(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     assert share((10.0, 5.0, 100.0), (13.0, 6.0, 102.0)) == 50.0
     assert share(None, (13.0, 6.0, 102.0)) is None
-
-
-@pytest.mark.parametrize(("given", "expected"), [(None, "PASSIVE"), ("active", "ACTIVE")])
-def test_workers_sleep_between_calls(given: str | None, expected: str) -> None:
-    """Risk: on a busy machine OpenMP's spinning workers make octavo look twenty times slower than it is."""
-    pytest.importorskip("octavo._core")
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    environment |= {"OMP_DISPLAY_ENV": "true"} | ({} if given is None else {"OMP_WAIT_POLICY": given})
-    arguments = ["bench", *SMALL, "--batch", "1", "--kv-cache", "int8"]
-    done = subprocess.run(
-        [sys.executable, "-m", "octavo", *arguments], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    if "OMP_WAIT_POLICY" not in done.stderr:
-        pytest.skip("this build has no OpenMP that shows its settings")
-    assert f"OMP_WAIT_POLICY = '{expected}'" in done.stderr
 
 
 def test_small_works_go_round_as_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
