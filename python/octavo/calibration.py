@@ -15,7 +15,7 @@ from .errors import OctavoError, first_line
 from .kv_cache import cache_type_of, choose_scales, needs_scales, set_cache_type
 from .model_folder import config_number, read_config
 from .paged_session import PagedSession, load_graph
-from .runtime import genai_config
+from .runtime import genai_config, require_no_nul
 
 CHUNK = 128  # tokens fed at once: bounds the logits, which a run computes for every token
 MAX_TOKENS = 1024
@@ -34,6 +34,7 @@ def shipped_text(name: str) -> str:
 
 def encode(model_dir: str | os.PathLike[str], text: str) -> np.ndarray:
     """Token ids, int32, with the begin token that the model was trained with. Raises OctavoError where that fails."""
+    require_no_nul(text, "the text")
     config = genai_config(model_dir)
     import onnxruntime_genai as og
 

@@ -9,10 +9,10 @@ from .errors import OctavoError
 
 
 def read_prompts(source: str | None) -> list[str]:
-    """One prompt a line; empty lines are skipped. None has none."""
+    """One prompt a line, ended by \\n or \\r\\n; empty lines are skipped. None has none."""
     if source is None:
         return []
-    prompts = [line.strip() for line in read_text(source).splitlines() if line.strip()]
+    prompts = [line.strip() for line in read_text(source).split("\n") if line.strip()]
     if not prompts:
         raise OctavoError(f"{_source_name(source)} holds no prompts.")
     return prompts

@@ -327,9 +327,13 @@ def _first_step(model: OnnxModel, config: dict[str, Any]) -> Finding:
         logits = _run_one_token(session, block_size, model.inputs)
     except Exception as error:  # whatever the runtime raises is the finding
         return Finding("one token", False, first_line(error), "convert again, or report this message")
-    ok = bool(np.isfinite(logits).all())
-    detail = f"logits from {logits.min():.2f} to {logits.max():.2f}" if ok else "logits hold NaN or infinite values"
-    return Finding("one token", ok, detail, "" if ok else "the weights are damaged: convert again")
+    damaged = "the weights are damaged: convert again"
+    if not np.isfinite(logits).all():
+        advice = f"{damaged}; or keys or values overflow a float16 cache: convert with --kv-cache bfloat16"
+        return Finding("one token", False, "logits hold NaN or infinite values", advice)
+    if logits.min() == logits.max():
+        return Finding("one token", False, f"all logits are {logits.max():.2f}", damaged)
+    return Finding("one token", True, f"logits from {logits.min():.2f} to {logits.max():.2f}", "")
 
 
 def _run_one_token(session: Any, block_size: int, types: dict[str, ValueType]) -> np.ndarray:

@@ -19,13 +19,14 @@ import numpy as np
 
 from . import huge_pages
 from .errors import OctavoError, first_line
-from .model_folder import read_config
-from .runtime import genai_config
+from .model_folder import CONFIG_FILE, read_config
+from .runtime import genai_config, require_no_nul
 
 if TYPE_CHECKING:
     import onnxruntime_genai as og
 
 EVENTS_PER_STEP = 64
+FATAL = 4  # severity of what onnxruntime logs; errors reach the caller
 STUCK_STEPS = 50  # steps with nothing but "blocked" or "try again" after which a request is put back
 SILENT_STEPS = 10_000  # steps without any event: a chunked prefill of the longest prompt takes far fewer
 LONG_ANSWER = 192  # tokens from which large pages save more time than they cost (docs/performance.md)
@@ -116,9 +117,8 @@ class TextEngine:
         self._has_huge_pages = False
         if hasattr(og, "disable_telemetry_events"):
             og.disable_telemetry_events()
-        if threads:
-            decoder = {"session_options": {"intra_op_num_threads": threads}}
-            config.overlay(json.dumps({"model": {"decoder": decoder}}))
+        options = {"log_severity_level": FATAL, **({"intra_op_num_threads": threads} if threads else {})}
+        config.overlay(json.dumps({"model": {"decoder": {"session_options": options}}}))
         try:
             self._model = og.Model(config)
             self.tokenizer = og.Tokenizer(self._model)
@@ -134,7 +134,11 @@ class TextEngine:
         return self._limit
 
     def encode(self, prompt: str, raw: bool = False) -> np.ndarray:
-        """Token ids, int32. Without `raw`, the prompt is one user message in the model's chat template."""
+        """Token ids, int32. Without `raw`, the prompt is one user message in the model's chat template.
+
+        Raises OctavoError where the prompt cannot be tokenized.
+        """
+        require_no_nul(prompt, "the prompt")
         try:
             # A chat template writes the begin token itself; a raw prompt gets the one the model was trained with.
             self.tokenizer.update_options(add_special_tokens="true" if raw else "false")
@@ -339,6 +343,12 @@ class _Batch:
         answer.state = "done"
         answer.finish_reason = event.finish_reason.name.lower()
         answer.cached_prompt_tokens = int(event.usage.cached_prompt_tokens)
+        if not answer.text:  # NaN logits end like this: the engine neither reports nor shows them
+            _fail(
+                answer,
+                "the model answered without any text. It may have nothing to say; "
+                f"run `octavo doctor {self._engine.folder}` to see whether its numbers are sound.",
+            )
         self._forget(running)
 
     def _forget(self, running: _Running) -> None:
@@ -416,10 +426,10 @@ def _pool(config: dict[str, Any], overrides: dict[str, Any]) -> tuple[int, int]:
         section = engine.get("dynamic_batching") if isinstance(engine, dict) else None
         batching |= section if isinstance(section, dict) else {}
     sizes = [batching.get(name) for name in ("block_size", "num_blocks")]
-    if not all(isinstance(size, int) and size > 0 for size in sizes):
-        raise OctavoError(
-            "genai_config.json lacks engine.dynamic_batching.block_size or num_blocks; run octavo doctor."
-        )
+    for name, size in zip(("block_size", "num_blocks"), sizes, strict=True):
+        if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
+            what = "is missing" if size is None else f"is {size!r}, not a positive integer"
+            raise OctavoError(f"{CONFIG_FILE}: engine.dynamic_batching.{name} {what}; run octavo doctor.")
     return sizes[0], sizes[1]
 
 

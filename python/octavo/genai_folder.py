@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from . import kv_cache
+from . import interrupts, kv_cache
 from .architectures import ModelConfig
 from .errors import OctavoError, quoted
 from .graph import GraphOptions
@@ -228,15 +228,17 @@ def _signals_raise() -> Iterator[None]:
     After one of them, or Ctrl-C, all are ignored: a second must not stop the cleaning up. Does nothing outside the main
     thread, where Python sets no handlers, and for a signal that has a handler or is ignored (nohup) already.
     """
-    usual = (signal.SIG_DFL, signal.default_int_handler)
+    usual = (signal.SIG_DFL, signal.default_int_handler, interrupts.interrupt)
     before = {number: taken for number, taken in _handled_signals().items() if taken in usual}
 
     def stop(number: int, frame: Any) -> None:
+        if interrupts.comes_later(number, frame):
+            return
         for other in before:
             signal.signal(other, signal.SIG_IGN)
-        if before[number] is signal.default_int_handler:
-            raise KeyboardInterrupt
-        raise SystemExit(128 + number)
+        if before[number] is signal.SIG_DFL:
+            raise SystemExit(128 + number)
+        raise KeyboardInterrupt
 
     for number in before:
         signal.signal(number, stop)

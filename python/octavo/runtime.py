@@ -77,6 +77,12 @@ def preload() -> str:
     return LIBRARY_NAME
 
 
+def require_no_nul(text: str, what: str) -> None:
+    """Raises OctavoError for a text with a NUL character, where onnxruntime-genai would end it without a word."""
+    if "\0" in text:
+        raise OctavoError(f"{what} holds a NUL character (at {text.index(chr(0)):,}); take it out.")
+
+
 def genai_config(model_dir: str | os.PathLike[str], **overrides: Any) -> onnxruntime_genai.Config:
     """An onnxruntime-genai Config of `model_dir` that finds octavo's library.
 
@@ -90,8 +96,10 @@ def genai_config(model_dir: str | os.PathLike[str], **overrides: Any) -> onnxrun
     library = preload()
     try:
         import onnxruntime_genai as og
+    except ModuleNotFoundError as error:
+        raise OctavoError(f"onnxruntime-genai is not installed ({error}); pip install it.") from error
     except ImportError as error:
-        raise OctavoError(f"onnxruntime-genai cannot be imported ({error}); pip install it.") from error
+        raise OctavoError(f"onnxruntime-genai cannot be imported: {first_line(error)}") from error
 
     try:
         config = og.Config(str(model_dir))

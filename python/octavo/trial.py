@@ -39,7 +39,7 @@ def _main(model_dir: str) -> str:
 
     try:
         for answer in TextEngine(model_dir).generate([PROMPT], Sampling(max_tokens=TOKENS), raw=True):
-            if answer.problem:
+            if answer.problem and not answer.finish_reason:  # an answer that ends by itself is the model's affair
                 return answer.problem
     except OctavoError as error:
         # Its own text would send the reader here again.

@@ -185,6 +185,44 @@ def test_ctrl_c_keeps_the_texts_of_several_prompts(library: None, interruptible:
     assert all(f"[{number}] ".encode() in output for number in (1, 2, 3))
 
 
+@pytest.mark.parametrize(
+    "arguments", [("doctor", "nowhere"), ("bench", "--context", "64", "--batch", "1")], ids=lambda a: a[0]
+)
+def test_ctrl_c_while_libraries_load(interruptible: None, arguments: tuple[str, ...]) -> None:
+    """Risk: inside the initialisation of an extension module it is an ImportError, a crash, or nothing."""
+    started = time.monotonic()
+    subprocess.run(command(*arguments), capture_output=True, timeout=SECONDS, check=False)
+    longest = min(1.0, time.monotonic() - started)
+    for step in range(8):
+        with subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            time.sleep(0.08 + longest * step / 8)  # Python itself takes some 0.05 s, in which nobody can help
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=SECONDS)
+        # Before the modules of `octavo`, or after its end, Python takes the signal as it likes.
+        ended = (130, b"octavo: interrupted.") if process.returncode == 130 else (process.returncode, b"")
+        assert process.returncode in (130, 0, 1, -signal.SIGINT), (step, process.returncode, errors)
+        if arguments[0] != "doctor" or process.returncode != 1:
+            assert (process.returncode, errors.strip()) == ended, step
+
+
+def test_an_interrupt_waits_for_the_end_of_an_import(interruptible: None, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import os, signal, time\n"
+        "os.kill(os.getpid(), signal.SIGINT)\n"
+        "for _ in range(9): time.sleep(0.01)\n"
+        "done = True\n"
+    )
+    program = (
+        "import sys, time\nfrom octavo.interrupts import spare_imports\nspare_imports()\n"
+        "try:\n    import slow\n    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n    print(sys.modules['slow'].done)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
 def test_a_second_ctrl_c_is_no_traceback(interruptible: None) -> None:
     """Risk: it comes while "interrupted" is printed, or while Python ends."""
     program = (

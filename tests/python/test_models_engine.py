@@ -3,6 +3,8 @@ batching changes answers, one bad prompt takes the others with it."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +15,7 @@ import pytest
 from models_support import TinyShape, require_library, write_tiny_gguf
 
 import octavo.engine
+from octavo import calibration
 from octavo.convert import convert
 from octavo.engine import Answer, Sampling, TextEngine
 from octavo.errors import OctavoError
@@ -238,3 +241,32 @@ class _TokenOnly(_Replaced):
 
     def __init__(self, event: Any, flag: Any) -> None:
         super().__init__(event, flags=type(flag)(event.flags & flag))
+
+
+def test_a_nul_character_is_refused(model_dir: Path) -> None:
+    """Risk: the tokenizer ends the prompt there, and the rest goes missing without a word."""
+    engine = TextEngine(model_dir)
+    first, second = answers(engine, ["the\0cat", "the"], Sampling(max_tokens=2))
+    assert first.state == "refused" and "NUL" in first.problem
+    assert second.state == "done"
+    with pytest.raises(OctavoError, match="NUL"):
+        calibration.encode(model_dir, "a\0b")
+
+
+def test_damaged_weights_are_no_empty_answer(model_dir: Path, tmp_path: Path) -> None:
+    """Risk: NaN logits choose token 0, the end, and the run looks like a success."""
+    damaged = Path(shutil.copytree(model_dir, tmp_path / "damaged"))
+    data = damaged / "model.onnx.data"
+    data.write_bytes(np.full(data.stat().st_size // 4, np.nan, np.float32).tobytes())
+    (answer,) = answers(TextEngine(damaged), ["the"], Sampling(max_tokens=4))
+    assert answer.text or (answer.state == "failed" and "without any text" in answer.problem)
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "9", True, None])
+def test_a_wrong_number_of_blocks_is_named(model_dir: Path, tmp_path: Path, value: object) -> None:
+    changed = Path(shutil.copytree(model_dir, tmp_path / "changed"))
+    config = json.loads((changed / "genai_config.json").read_text())
+    config["engine"]["dynamic_batching"]["num_blocks"] = value
+    (changed / "genai_config.json").write_text(json.dumps(config))
+    with pytest.raises(OctavoError, match=r"num_blocks is"):
+        TextEngine(changed)
