@@ -11,9 +11,10 @@ import onnxruntime_genai as og
 
 import octavo
 
-model = og.Model(octavo.genai_config(sys.argv[1]))
+model_dir, question = sys.argv[1:] or sys.exit("usage: python genai.py MODEL_DIR PROMPT")
+model = og.Model(octavo.genai_config(model_dir))
 tokenizer, engine = og.Tokenizer(model), og.Engine(model)
-messages = json.dumps([{"role": "user", "content": sys.argv[2]}])
+messages = json.dumps([{"role": "user", "content": question}])
 prompt = tokenizer.encode(tokenizer.apply_chat_template(messages=messages, add_generation_prompt=True))
 request = engine.create_request()  # keep it: the engine silently drops a request that Python has forgotten
 turn = og.TurnOptions(request)

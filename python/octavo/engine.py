@@ -124,6 +124,11 @@ class TextEngine:
             self.tokenizer = og.Tokenizer(self._model)
             self._start_engine()
         except Exception as error:  # the wheel raises RuntimeError and its kin
+            if "bad_alloc" in str(error):
+                raise OctavoError(
+                    f"there is not enough memory for {self.folder} with a cache of {self._num_blocks:,} blocks of "
+                    f"{self._block_size} tokens (num_blocks of {CONFIG_FILE}, or --num-blocks)."
+                ) from error
             raise OctavoError(
                 f"{self.folder} does not load: {first_line(error)} Run `octavo doctor {self.folder}` for the reason."
             ) from error

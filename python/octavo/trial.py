@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 TIMEOUT_SECONDS = 180
 PROMPT = "Hello"
@@ -36,9 +37,13 @@ def try_engine(model_dir: str | os.PathLike[str], timeout: float = TIMEOUT_SECON
 def _main(model_dir: str) -> str:
     from .engine import Sampling, TextEngine, reason
     from .errors import OctavoError
+    from .model_folder import read_json
 
     try:
-        for answer in TextEngine(model_dir).generate([PROMPT], Sampling(max_tokens=TOKENS), raw=True):
+        engine = TextEngine(model_dir)
+        if read_json(Path(model_dir) / "tokenizer_config.json").get("chat_template"):
+            engine.encode(PROMPT)
+        for answer in engine.generate([PROMPT], Sampling(max_tokens=TOKENS), raw=True):
             if answer.problem and not answer.finish_reason:  # an answer that ends by itself is the model's affair
                 return answer.problem
     except OctavoError as error:

@@ -20,6 +20,7 @@ from octavo.convert import convert
 from octavo.engine import Answer, Sampling, TextEngine
 from octavo.errors import OctavoError
 from octavo.graph import GraphOptions
+from octavo.trial import try_engine
 
 PROMPTS = ["the cat", "she", "over the hills and far away, the end of the tale is near", "he", "this", "another one"]
 
@@ -270,3 +271,15 @@ def test_a_wrong_number_of_blocks_is_named(model_dir: Path, tmp_path: Path, valu
     (changed / "genai_config.json").write_text(json.dumps(config))
     with pytest.raises(OctavoError, match=r"num_blocks is"):
         TextEngine(changed)
+
+
+def test_a_cache_beyond_the_memory_is_named(model_dir: Path) -> None:
+    with pytest.raises(OctavoError, match=r"memory .* 2,147,483,647 blocks"):
+        TextEngine(model_dir, overrides=blocks(2**31 - 1))
+
+
+def test_doctor_tries_the_chat_template(model_dir: Path, tmp_path: Path) -> None:
+    changed = Path(shutil.copytree(model_dir, tmp_path / "changed"))
+    settings = json.loads((changed / "tokenizer_config.json").read_text())
+    (changed / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": "{% for"}))
+    assert "template" in try_engine(changed)
