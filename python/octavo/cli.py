@@ -412,7 +412,7 @@ def bench(
         raise click.UsageError(f"--heads {heads} is not a multiple of --kv-heads {kv_heads}.")
     if head_size % 8:
         raise click.BadParameter(f"{head_size} is not a multiple of 8.", param_hint="--head-size")
-    from .bench import CACHE_TYPES, Work, draw, run
+    from .bench import CACHE_TYPES, Work, check_picture, draw, run
 
     works = [
         Work(CACHE_TYPES[cache], heads, kv_heads, head_size, context, batch, block_size)
@@ -420,14 +420,16 @@ def bench(
         for batch in batches
         for cache in caches or BENCH_CACHES
     ]
+    if png:
+        check_picture(png)
     with progress_bar("reading") as progress:
         report = run(works, threads=threads, seconds=seconds, progress=progress)
-    if png:
-        draw(report, png)
     if as_json:
         print_json(report)
     else:
         print_bench(report)
+    if png:
+        draw(report, png)
 
 
 @cli.command(

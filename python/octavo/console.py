@@ -88,16 +88,19 @@ def print_bench(report: dict[str, Any]) -> None:
     _print_table(["work", *_numbers(("floor", "stock", "octavo", "of stock", "of floor"), no_wrap=True)], rows)
     stock = ", ".join(f"{name} of {about['version']}" for name, about in report["about_peers"].items())
     click.echo(f"{report['device']}, {counted(report['threads'], 'thread')}; {report['version']}, {stock}.")
-    others = max((row["others_percent"] or 0.0 for row in report["rows"]), default=0.0)
-    if others > QUIET_PERCENT:
-        click.echo(
-            f"Other processes took up to {others:.0f} % of the processors meanwhile: the figures are no measure of "
-            "this machine. Stop them, or give --threads 1."
-        )
+    _print_others(max((row["others_percent"] or 0.0 for row in report["rows"]), default=0.0), report["threads"])
     if small:
         click.echo(f"* goes round caches of {shown_bytes(min(small))} or more only, which a processor cache may hold.")
     for refusal in dict.fromkeys(text for row in report["rows"] for text in row["peer_refusals"].values()):
         click.echo(f"no kernel: {refusal}")
+
+
+def _print_others(percent: float, threads: int, figures: str = "figures") -> None:
+    if percent > QUIET_PERCENT:
+        click.echo(
+            f"Other processes took up to {percent:.0f} % of the processors meanwhile: the {figures} are no measure of "
+            f"this machine. Stop them{', or give --threads 1' if threads != 1 else ''}."
+        )
 
 
 def _numbers(heads: Iterable[str], **options: Any) -> list[Any]:
