@@ -10,7 +10,7 @@ import onnx
 from onnx import helper
 
 from .errors import OctavoError, first_line
-from .onnx_model import read_model
+from .onnx_model import load_proto
 from .runtime import register
 
 # What octavo convert calls the head's part that keeps the last row of each sequence (graph.py).
@@ -25,8 +25,7 @@ def load_graph(path: Path) -> onnx.ModelProto:
 
     Raises OctavoError for another model.
     """
-    read_model(path)  # says in one sentence what is wrong with a file that is no graph
-    model = onnx.load(path, load_external_data=False)
+    model = load_proto(path)
     graph = model.graph
     heads = [node for node in graph.node if list(node.output) == [_LAST_ROWS] and node.op_type == "Gather"]
     others = {value.name for value in graph.input if not value.name.startswith("past_key_values.")}
