@@ -341,8 +341,12 @@ def perplexity(model_dir: str, text: str | None, as_json: bool, **options: Any) 
         report = measure(model_dir, content, progress=progress, **options)
     if as_json:
         print_json(report.as_json())
-        return
-    print_perplexity(report)
+    else:
+        print_perplexity(report, options["threads"])
+    for name, reason in report.failed.items():
+        click.echo(f"octavo: {name} was not measured: {reason}", err=True)
+    if report.failed:
+        sys.exit(EXIT_FAILURE)
 
 
 @cli.command(

@@ -48,7 +48,7 @@ def print_findings(findings: list[Finding]) -> None:
     click.echo("No problems found." if not problems else f"{problems} of {len(findings)} checks found a problem.")
 
 
-def print_perplexity(report: Report) -> None:
+def print_perplexity(report: Report, threads: int) -> None:
     reference = report.rows[0].perplexity
     rows = (
         (
@@ -65,7 +65,8 @@ def print_perplexity(report: Report) -> None:
     )
     heads = ("perplexity", "change", "KL, nats", "bytes/token", "prefill tok/s", "decode tok/s")
     _print_table(["cache", "scales", *_numbers(heads)], rows)
-    click.echo(f"{report.scored:,} tokens predicted, in contexts of at most {report.window:,}.")
+    click.echo(f"{counted(report.scored, 'token')} predicted, in contexts of at most {report.window:,}.")
+    _print_others(report.others_percent or 0.0, threads, "speeds")
 
 
 def print_bench(report: dict[str, Any]) -> None:

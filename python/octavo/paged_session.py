@@ -62,11 +62,14 @@ class PagedSession:
         except Exception as error:  # onnxruntime's classes have no common base of their own
             raise OctavoError(f"onnxruntime refused the model in {folder}: {first_line(error)}") from error
         self.caches: dict[str, ort.OrtValue] = {}
+        self.token_bytes = 0  # of one token's K and V in all layers
         for value in model.graph.input:
             if value.name in _INPUTS:
                 continue
             tensor = value.type.tensor_type
             block_size, heads, width = (int(dim.dim_value) for dim in tensor.shape.dim[1:])
+            width_bytes = width * np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type)).itemsize
+            self.token_bytes += heads * width_bytes
             blocks = -(-capacity // block_size)
             self.caches[value.name] = ort.OrtValue.ortvalue_from_shape_and_type(
                 [blocks, block_size, heads, width], tensor.elem_type
