@@ -6,6 +6,7 @@ bench/cpu of the source repository is the full table, through ONNX Runtime on bo
 from __future__ import annotations
 
 import datetime
+import importlib.util
 import os
 import statistics
 import time
@@ -18,13 +19,16 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from . import processors
 from .calibration import Progress, no_progress
 from .errors import OctavoError, first_line
+from .sizes import shown_bytes
 
 STOCK = "onnxruntime GroupQueryAttention"
 MIN_ROUNDS, MAX_ROUNDS = 7, 400
 DISTINCT_BYTES = 256 << 20  # calls go round caches of so many bytes in all, which few last-level caches hold
 MAX_SETS = 2048  # one for each call, each with its own binding; works below 128 KiB go round less
+NO_MATPLOTLIB = "the picture needs matplotlib; run `pip install matplotlib`."
 SCALE = np.float32(0.02)  # between the codes of the integer caches
 
 
@@ -77,6 +81,26 @@ class Work:
         """Of K and V, which attention reads once."""
         return self.batch * self.context * self.kv_num_heads * 2 * self.head_size * self.cache.bits // 8
 
+    @property
+    def set_count(self) -> int:
+        """Sets of distinct caches that the calls go round."""
+        return min(MAX_SETS, -(-DISTINCT_BYTES // self.byte_count))
+
+    @property
+    def memory_bytes(self) -> int:
+        """What measuring takes: all sets contiguous and in pages, their block table, the tokens, and the check.
+
+        The check holds K and V of one sequence in float64, and a copy of either; onnxruntime holds float32 scores.
+        """
+        pages = -(-self.context // self.block_size)
+        caches = self.set_count * self.byte_count
+        padded = caches // self.context * pages * self.block_size
+        table = 12 * self.set_count * self.batch * pages  # int64 when it is drawn, then int32
+        tokens = 8 * self.batch * (3 * self.num_heads + 2 * self.kv_num_heads) * self.head_size
+        check = 4 * 8 * self.context * self.kv_num_heads * self.head_size
+        scores = 4 * self.batch * self.num_heads * self.context
+        return caches + padded + table + tokens + max(check, scores)
+
 
 def run(
     works: Iterable[Work],
@@ -99,10 +123,13 @@ def run(
     float64; ring_bytes, of all the caches that the calls go round; others_percent, of the processors' time, taken by
     other processes meanwhile (null where the system does not tell).
 
-    Raises OctavoError where a work does not fit the memory, or a result is wrong.
+    Raises OctavoError where a work does not fit the memory (before any is measured), threads are more than processors,
+    or a result is wrong.
     """
     listed = list(works)
-    team = threads or len(os.sched_getaffinity(0))
+    team = threads or processors.processor_count()
+    processors.check_threads(team)
+    _check_memory(listed)
     rows = []
     for index, work in enumerate(listed):
         progress(work.name, index, len(listed))
@@ -125,6 +152,19 @@ def run(
     }
 
 
+def _check_memory(works: Iterable[Work]) -> None:
+    """Linux promises more memory than there is, and kills whoever takes it: what is needed is compared before."""
+    from .doctor import available_bytes
+
+    available = available_bytes()
+    for work in works:
+        if available is not None and work.memory_bytes > available:
+            raise OctavoError(
+                f"{work.name} needs {shown_bytes(work.memory_bytes)} of memory, and {shown_bytes(available)} are "
+                "available; choose a shorter context or a smaller batch."
+            )
+
+
 def _measure(work: Work, threads: int, seconds: float) -> dict[str, Any]:
     calls = _Calls(work, threads)
     error, stock_error = calls.verify()
@@ -140,9 +180,9 @@ def _measure(work: Work, threads: int, seconds: float) -> dict[str, Any]:
         runners = {"floor": read, "ours": calls.run_ours}
         if calls.run_stock is not None:
             runners[STOCK] = calls.run_stock
-        before = _processor_seconds()
+        before = processors.processor_seconds()
         us = _sample(runners, calls.count, seconds)
-        others = _others_percent(before, _processor_seconds())
+        others = processors.others_percent(before, processors.processor_seconds())
     peers = {STOCK: us[STOCK]} if STOCK in us else {}
     return {
         "work": work.name,
@@ -174,26 +214,6 @@ def _sample(runners: dict[str, Callable[[int], None]], count: int, seconds: floa
     return {name: round(1e6 * statistics.median(times), 1) for name, times in samples.items()}
 
 
-def _processor_seconds() -> tuple[float, float, float] | None:
-    """Seconds that all processors were busy or stolen by a hypervisor, that they were this process's, and the time."""
-    try:
-        line = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0]
-        user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, line.split()[1:9])
-    except (OSError, ValueError):  # not Linux
-        return None
-    ticks = user + nice + system + irq + softirq + steal
-    return ticks / os.sysconf("SC_CLK_TCK"), time.process_time(), time.perf_counter()
-
-
-def _others_percent(
-    before: tuple[float, float, float] | None, after: tuple[float, float, float] | None
-) -> float | None:
-    if before is None or after is None:
-        return None
-    busy, own, seconds = (now - then for then, now in zip(before, after, strict=True))
-    return round(100 * max(0.0, busy - own) / (seconds * (os.cpu_count() or 1)), 1)
-
-
 class _Calls:
     """The calls of one work on `count` sets of distinct caches, ours in pages of random order, stock's contiguous.
 
@@ -202,7 +222,7 @@ class _Calls:
 
     def __init__(self, work: Work, threads: int) -> None:
         self.work, self._threads = work, threads
-        self.count = min(MAX_SETS, -(-DISTINCT_BYTES // work.byte_count))
+        self.count = work.set_count
         rng = np.random.default_rng(7)
         sequences, width = (
             self.count * work.batch,
@@ -393,6 +413,22 @@ def _relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
     return float(np.linalg.norm(actual.astype(np.float64).reshape(-1) - wanted) / np.linalg.norm(wanted))
 
 
+def check_picture(path: str | os.PathLike[str]) -> None:
+    """Raises OctavoError where `draw` could not write `path`: to be called before minutes of measurement."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise OctavoError(NO_MATPLOTLIB)
+    file = Path(path)
+    try:
+        if file.exists() and not file.is_file() and not file.is_dir():
+            return  # a device or a pipe, which opening would disturb
+        existed = file.exists()
+        file.open("ab").close()
+        if not existed:
+            file.unlink()
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise OctavoError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}.") from error
+
+
 def draw(report: dict[str, Any], path: str | os.PathLike[str]) -> None:
     """Writes the rows as PNG: the share of the plain read's rate that octavo and the peer reach.
 
@@ -401,7 +437,7 @@ def draw(report: dict[str, Any], path: str | os.PathLike[str]) -> None:
     try:
         import matplotlib
     except ImportError:
-        raise OctavoError("the picture needs matplotlib; run `pip install matplotlib`.") from None
+        raise OctavoError(NO_MATPLOTLIB) from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -430,7 +466,7 @@ def draw(report: dict[str, Any], path: str | os.PathLike[str]) -> None:
 
 
 def _device() -> str:
-    cores = len(os.sched_getaffinity(0))
+    cores = processors.processor_count()
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -128,8 +128,12 @@ def perplexity(model_dir: str, text: str | None, as_json: bool, **options: Any) 
         report = measure(model_dir, content, progress=progress, **options)
     if as_json:
         print_json(report.as_json())
-        return
-    print_perplexity(report)
+    else:
+        print_perplexity(report, options["threads"])
+    for name, reason in report.failed.items():
+        click.echo(f"octavo: {name} was not measured: {reason}", err=True)
+    if report.failed:
+        sys.exit(EXIT_FAILURE)
 
 
 @click.command(
@@ -199,7 +203,7 @@ def bench(
         raise click.UsageError(f"--heads {heads} is not a multiple of --kv-heads {kv_heads}.")
     if head_size % 8:
         raise click.BadParameter(f"{head_size} is not a multiple of 8.", param_hint="--head-size")
-    from .bench import CACHE_TYPES, Work, draw, run
+    from .bench import CACHE_TYPES, Work, check_picture, draw, run
 
     works = [
         Work(CACHE_TYPES[cache], heads, kv_heads, head_size, context, batch, block_size)
@@ -207,11 +211,13 @@ def bench(
         for batch in batches
         for cache in caches or BENCH_CACHES
     ]
+    if png:
+        check_picture(png)
     with progress_bar("reading") as progress:
         report = run(works, threads=threads, seconds=seconds, progress=progress)
-    if png:
-        draw(report, png)
     if as_json:
         print_json(report)
     else:
         print_bench(report)
+    if png:
+        draw(report, png)

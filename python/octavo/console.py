@@ -55,7 +55,7 @@ def print_findings(findings: list[Finding]) -> None:
     click.echo("No problems found." if not problems else f"{problems} of {len(findings)} checks found a problem.")
 
 
-def print_perplexity(report: Report) -> None:
+def print_perplexity(report: Report, threads: int) -> None:
     reference = report.rows[0].perplexity
     rows = (
         (
@@ -72,7 +72,8 @@ def print_perplexity(report: Report) -> None:
     )
     heads = ("perplexity", "change", "KL, nats", "bytes/token", "prefill tok/s", "decode tok/s")
     _print_table(["cache", "scales", *_numbers(heads)], rows)
-    click.echo(f"{report.scored:,} tokens predicted, in contexts of at most {report.window:,}.")
+    click.echo(f"{counted(report.scored, 'token')} predicted, in contexts of at most {report.window:,}.")
+    _print_others(report.others_percent or 0.0, threads, "speeds")
 
 
 def print_bench(report: dict[str, Any]) -> None:
@@ -95,16 +96,19 @@ def print_bench(report: dict[str, Any]) -> None:
     _print_table(["work", *_numbers(("floor", "stock", "octavo", "of stock", "of floor"), no_wrap=True)], rows)
     stock = ", ".join(f"{name} of {about['version']}" for name, about in report["about_peers"].items())
     click.echo(f"{report['device']}, {counted(report['threads'], 'thread')}; {report['version']}, {stock}.")
-    others = max((row["others_percent"] or 0.0 for row in report["rows"]), default=0.0)
-    if others > QUIET_PERCENT:
-        click.echo(
-            f"Other processes took up to {others:.0f} % of the processors meanwhile: the figures are no measure of "
-            "this machine. Stop them, or give --threads 1."
-        )
+    _print_others(max((row["others_percent"] or 0.0 for row in report["rows"]), default=0.0), report["threads"])
     if small:
         click.echo(f"* goes round caches of {shown_bytes(min(small))} or more only, which a processor cache may hold.")
     for refusal in dict.fromkeys(text for row in report["rows"] for text in row["peer_refusals"].values()):
         click.echo(f"no kernel: {refusal}")
+
+
+def _print_others(percent: float, threads: int, figures: str = "figures") -> None:
+    if percent > QUIET_PERCENT:
+        click.echo(
+            f"Other processes took up to {percent:.0f} % of the processors meanwhile: the {figures} are no measure of "
+            f"this machine. Stop them{', or give --threads 1' if threads != 1 else ''}."
+        )
 
 
 def _numbers(heads: Iterable[str], **options: Any) -> list[Any]:

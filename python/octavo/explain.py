@@ -13,6 +13,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from .errors import OctavoError, counted, quoted, shown
+from .model_folder import CONFIG_FILE, graph_file, read_json
 from .onnx_model import INPUT_NAMES, OnnxModel, PagedNode, ValueType, read_model
 from .sizes import DEFAULT_BLOCK_SIZE, Sizes, measure
 
@@ -146,13 +147,16 @@ class Report:
 
 
 def describe(path: str | os.PathLike[str], context: int | None = None, batch: int = 1) -> Report:
-    """The report for one ONNX file, or the model.onnx of a model folder. context, batch: as in sizes.measure.
+    """The report for one ONNX file, or the graph of a model folder. context, batch: as in sizes.measure.
 
     Raises OctavoError where the file is no ONNX model or has no PagedAttention.
     """
     folder = Path(path)
     try:
-        file = folder / "model.onnx" if folder.is_dir() else folder
+        file = folder
+        if folder.is_dir():
+            config = read_json(folder / CONFIG_FILE) if (folder / CONFIG_FILE).is_file() else {}
+            file = graph_file(folder, config)
     except OSError as error:
         raise OctavoError(f"{folder} cannot be read: {error.strerror or error}.") from error
     model = read_model(file)

@@ -11,7 +11,8 @@ from .errors import OctavoError, quoted
 
 CONFIG_FILE = "genai_config.json"  # written last: a folder without it is not a model
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-REQUIRED_FILES = (CONFIG_FILE, "model.onnx", *TOKENIZER_FILES)
+GRAPH_FILE = "model.onnx"  # unless model.decoder.filename in genai_config.json names another
+REQUIRED_FILES = (CONFIG_FILE, GRAPH_FILE, *TOKENIZER_FILES)
 WRITTEN_FILES = (*REQUIRED_FILES, "model.onnx.data")  # all that octavo convert writes
 LOG_ID = "octavo"  # session_options.log_id in genai_config.json: the mark of a folder that octavo convert wrote
 
@@ -30,11 +31,25 @@ def read_config(model_dir: str | os.PathLike[str]) -> dict[str, Any]:
         missing = [name for name in REQUIRED_FILES if not (folder / name).is_file()]
     except OSError as error:
         raise OctavoError(f"{folder} cannot be read: {error.strerror or error}.") from error
+    config = None
+    if missing == [GRAPH_FILE]:
+        config = read_json(folder / CONFIG_FILE)
+        missing = [] if graph_file(folder, config).name != GRAPH_FILE else missing
     if missing:
         raise OctavoError(
             f"{folder} is not a whole model folder: {', '.join(missing)} missing; run octavo convert again."
         )
-    return read_json(folder / CONFIG_FILE)
+    return read_json(folder / CONFIG_FILE) if config is None else config
+
+
+def graph_file(model_dir: str | os.PathLike[str], config: dict[str, Any]) -> Path:
+    """The ONNX file of a model folder, which may be absent. Raises OctavoError where its name is no text."""
+    value: Any = config
+    for key in ("model", "decoder", "filename"):
+        value = value.get(key) if isinstance(value, dict) else None
+    if value is not None and (not isinstance(value, str) or not value):
+        raise OctavoError(f"model.decoder.filename in {CONFIG_FILE} must be a file's name; it is {quoted(value)}.")
+    return Path(model_dir) / (value or GRAPH_FILE)
 
 
 def read_json(file: Path) -> dict[str, Any]:

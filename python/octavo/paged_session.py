@@ -10,7 +10,7 @@ import onnx
 from onnx import helper
 
 from .errors import OctavoError, first_line
-from .onnx_model import read_model
+from .onnx_model import load_proto
 from .runtime import register
 
 # What octavo convert calls the head's part that keeps the last row of each sequence (graph.py).
@@ -25,8 +25,7 @@ def load_graph(path: Path) -> onnx.ModelProto:
 
     Raises OctavoError for another model.
     """
-    read_model(path)  # says in one sentence what is wrong with a file that is no graph
-    model = onnx.load(path, load_external_data=False)
+    model = load_proto(path)
     graph = model.graph
     heads = [node for node in graph.node if list(node.output) == [_LAST_ROWS] and node.op_type == "Gather"]
     others = {value.name for value in graph.input if not value.name.startswith("past_key_values.")}
@@ -63,11 +62,14 @@ class PagedSession:
         except Exception as error:  # onnxruntime's classes have no common base of their own
             raise OctavoError(f"onnxruntime refused the model in {folder}: {first_line(error)}") from error
         self.caches: dict[str, ort.OrtValue] = {}
+        self.token_bytes = 0  # of one token's K and V in all layers
         for value in model.graph.input:
             if value.name in _INPUTS:
                 continue
             tensor = value.type.tensor_type
             block_size, heads, width = (int(dim.dim_value) for dim in tensor.shape.dim[1:])
+            width_bytes = width * np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type)).itemsize
+            self.token_bytes += heads * width_bytes
             blocks = -(-capacity // block_size)
             self.caches[value.name] = ort.OrtValue.ortvalue_from_shape_and_type(
                 [blocks, block_size, heads, width], tensor.elem_type

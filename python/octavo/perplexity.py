@@ -7,18 +7,17 @@ import os
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import onnx
 
-from . import calibration
+from . import calibration, processors
 from .cache_range import FLOAT16_LARGEST
 from .errors import OctavoError
-from .kv_cache import CACHE_TYPES, cache_type_of, choose_scales, needs_scales, set_cache_type, token_bytes
-from .model_folder import CONFIG_FILE, config_number, read_config
+from .kv_cache import CACHE_TYPES, cache_type_of, choose_scales, needs_scales, set_cache_type
+from .model_folder import CONFIG_FILE, config_number, graph_file, read_config
 from .paged_session import PagedSession, load_graph
 
 REFERENCE = "float32"
@@ -33,7 +32,7 @@ class Row:
     scales: "none", "model" (those in the graph) or "calibrated" (found now, as octavo convert would).
     perplexity: exp of the mean negative log-likelihood of the scored tokens.
     kl: mean Kullback-Leibler divergence from the float32 cache's distribution of the next token to this one's, in nats.
-    bytes_per_token: of the cache, in all layers. prefill, decode: tokens per second.
+    bytes_per_token: of the graph's caches, in all layers. prefill, decode: tokens per second.
     """
 
     cache_type: str
@@ -47,17 +46,30 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """tokens: fed; scored: those with a prediction, one less than the tokens in each window of `window` tokens."""
+    """tokens: fed; scored: those with a prediction, one less than the tokens in each window of `window` tokens.
+
+    failed: cache type -> why it has no row. others_percent: of the processors' time, taken by other processes meanwhile
+    (None where the system does not tell).
+    """
 
     tokens: int
     scored: int
     window: int
     rows: list[Row]
+    failed: dict[str, str] = field(default_factory=dict)
+    others_percent: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         reference = self.rows[0].perplexity
         rows = [vars(row) | {"change": row.perplexity / reference - 1} for row in self.rows]
-        return {"tokens": self.tokens, "scored": self.scored, "window": self.window, "cache_types": rows}
+        return {
+            "tokens": self.tokens,
+            "scored": self.scored,
+            "window": self.window,
+            "cache_types": rows,
+            "failed": self.failed,
+            "others_percent": self.others_percent,
+        }
 
 
 def measure(
@@ -79,20 +91,20 @@ def measure(
         progress: called as (step, tokens done, tokens in all).
 
     Every type but the model's own has its caches changed in memory; scales come from a calibration run where the model
-    has none of that type. Raises OctavoError for an unusable folder or a text of fewer than two tokens.
+    has none of that type. A type that fails is in the report's `failed`. Raises OctavoError for an unusable folder, a
+    text of fewer than two tokens, or a float32 cache that fails.
     """
     config = read_config(model_dir)
     context, vocab = (config_number(config, "model", key) for key in ("context_length", "vocab_size"))
-    layers, kv_heads, head_size = (
+    for key in ("num_hidden_layers", "num_key_value_heads", "head_size"):  # onnxruntime-genai's words are worse
         config_number(config, "model", "decoder", key)
-        for key in ("num_hidden_layers", "num_key_value_heads", "head_size")
-    )
     if context < 2:
         raise OctavoError(
             f"the model's context holds one token, after which nothing is predicted (model.context_length in "
             f"{CONFIG_FILE}); convert again with a longer --context-length."
         )
-    graph = load_graph(Path(model_dir) / "model.onnx")
+    file = graph_file(model_dir, config)
+    graph = load_graph(file)
     _check_vocabulary(graph, vocab)
     content = calibration.shipped_text("perplexity") if text is None else text
     ids = calibration.encode(model_dir, content)[:max_tokens]
@@ -102,43 +114,54 @@ def measure(
     windows = [part for start in range(0, len(ids), window) if len(part := ids[start : start + window]) > 1]
     chosen = [REFERENCE, *(name for name in dict.fromkeys(cache_types or CACHE_TYPES) if name != REFERENCE)]
     own = cache_type_of(graph)
-    caches = None
+    caches, uncalibrated = None, ""
+    before = processors.processor_seconds()
     if any(needs_scales(name) and name != own for name in chosen):
-        caches = calibration.float32_caches(graph, model_dir, threads, progress)
+        try:
+            caches = calibration.float32_caches(graph, model_dir, threads, progress)
+        except OctavoError as error:
+            uncalibrated = str(error)
 
-    rows = []
+    rows, failed = [], {}
     scored = sum(len(part) - 1 for part in windows)
-    with tempfile.TemporaryFile() as file:  # the reference's logits: 200 MB for 1,024 tokens of a large vocabulary
-        reference = np.memmap(file, np.float32, "w+", shape=(scored, vocab))
+    with tempfile.TemporaryFile() as file_of_logits:  # 200 MB for 1,024 tokens of a large vocabulary
+        reference = np.memmap(file_of_logits, np.float32, "w+", shape=(scored, vocab))
         for name in chosen:
             variant, origin = graph, "model" if needs_scales(name) else "none"
-            if name != own:
-                variant = copy.deepcopy(graph)
-                scales = choose_scales(caches, name) if needs_scales(name) and caches is not None else ()
-                set_cache_type(variant, name, scales)
-                origin = "calibrated" if scales else "none"
-            session = PagedSession(variant, model_dir, window, threads)
-            run = _Run(session, reference, name == REFERENCE)
-            run.score(windows, lambda done, name=name: progress(name, done, scored))
-            if not np.isfinite([run.loss, run.divergence]).all():
-                # float32's were finite where float16's turn comes.
-                cause = "weights or scales are damaged"
-                if name == "float16":
-                    cause = f"keys or values exceed {FLOAT16_LARGEST:,}; name other types with --kv-cache"
-                raise OctavoError(f"with a {name} cache the logits hold NaN or infinite values: {cause}.")
-            perplexity = _perplexity(name, run.loss / scored)
-            rows.append(
-                Row(
-                    name,
-                    origin,
-                    perplexity,
-                    run.divergence / scored,
-                    layers * token_bytes(name, kv_heads, head_size),
-                    run.fed / run.seconds,
-                    run.decode_speed(windows[-1]),
-                )
-            )
-    return Report(len(ids), scored, window, rows)
+            try:
+                if name != own:
+                    if needs_scales(name) and caches is None:
+                        raise OctavoError(uncalibrated)
+                    variant = copy.deepcopy(graph)
+                    scales = choose_scales(caches, name) if needs_scales(name) and caches is not None else ()
+                    set_cache_type(variant, name, scales)
+                    origin = "calibrated" if scales else "none"
+                session = PagedSession(variant, file.parent, window, threads)
+                run = _Run(session, reference, name == REFERENCE)
+                run.score(windows, lambda done, name=name: progress(name, done, scored))
+                rows.append(_row(name, origin, run, scored, windows[-1]))
+            except OctavoError as error:
+                if name == REFERENCE:  # the others are compared with it; a calibration that failed names the layer
+                    raise OctavoError(uncalibrated or str(error)) from error
+                failed[name] = str(error)
+    others = processors.others_percent(before, processors.processor_seconds())
+    return Report(sum(map(len, windows)), scored, window, rows, failed, others)
+
+
+def _row(name: str, scales: str, run: _Run, scored: int, last_window: np.ndarray) -> Row:
+    if not np.isfinite([run.loss, run.divergence]).all():
+        # float32's were finite where float16's turn comes.
+        cause = f"keys or values exceed {FLOAT16_LARGEST:,}" if name == "float16" else "weights or scales are damaged"
+        raise OctavoError(f"with a {name} cache the logits hold NaN or infinite values: {cause}.")
+    return Row(
+        name,
+        scales,
+        _perplexity(name, run.loss / scored),
+        run.divergence / scored,
+        run.token_bytes,
+        run.fed / run.seconds,
+        run.decode_speed(last_window),
+    )
 
 
 def _perplexity(cache_type: str, loss: float) -> float:
@@ -171,6 +194,7 @@ class _Run:
         self.divergence = 0.0
         self.seconds = 0.0
         self.fed = 0
+        self.token_bytes = session.token_bytes
 
     def score(self, windows: Sequence[np.ndarray], progress: Any) -> None:
         row = 0

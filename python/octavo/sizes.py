@@ -77,7 +77,13 @@ def measure(model: OnnxModel, context: int | None = None, batch: int = 1) -> Siz
     """
     context = context or _longest_context(model)
     token = sequence = read = 0
+    seen = set()
     for node in model.nodes:
+        # Branches of an If take the caches of one layer, and one of them runs.
+        caches = tuple(node.inputs.get(name) for name in ("key_cache", "value_cache"))
+        if node.prefix and caches in seen:
+            continue
+        seen.add(caches)
         row = token_bytes(model, node)
         if row is None:
             raise OctavoError(f"{node.name}: the graph does not tell the sizes of its caches.")

@@ -14,7 +14,7 @@ from octavo.errors import OctavoError
 
 pytest.importorskip("octavo._core", reason="octavo's compiled extension is not installed")
 
-from octavo import bench
+from octavo import bench, console, processors
 from octavo.bench import CACHE_TYPES, STOCK, Work
 
 SMALL = ["--heads", "4", "--kv-heads", "2", "--head-size", "64", "--context", "40", "--seconds", "0", "--threads", "1"]
@@ -70,7 +70,10 @@ def test_rows_of_odd_sizes(capsys: pytest.CaptureFixture[str]) -> None:
         "--block-size",
         "2",
     ]
-    assert octavo.cli.main(["bench", *sizes, "--seconds", "0", "--threads", "2"]) == 0
+    assert (
+        octavo.cli.main(["bench", *sizes, "--seconds", "0", "--threads", str(min(2, processors.processor_count()))])
+        == 0
+    )
     assert "int4 1/1x8 3x1" in capsys.readouterr().out
 
 
@@ -92,12 +95,13 @@ def test_rows_that_a_processor_cache_may_hold_are_marked(
 
 def test_others_on_the_machine_are_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Risk: figures of a machine that was busy with something else are taken for octavo's."""
-    share = bench._others_percent
+    share = processors.others_percent
     for percent, words in ((60.0, "up to 60 % of the processors"), (2.0, ""), (None, "")):
-        monkeypatch.setattr(bench, "_others_percent", lambda before, after, percent=percent: percent)
+        monkeypatch.setattr(processors, "others_percent", lambda before, after, percent=percent: percent)
         assert octavo.cli.main(["bench", *SMALL, "--batch", "1", "--kv-cache", "int8"]) == 0
         out = capsys.readouterr().out
         assert words in out and ("Other processes" in out) == bool(words)
+        assert "--threads 1" not in out  # given already
     # Two processors were busy for 3 of 2 x 2 seconds, this process had 1 of them: half was others'.
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     assert share((10.0, 5.0, 100.0), (13.0, 6.0, 102.0)) == 50.0
@@ -156,6 +160,74 @@ def test_no_memory_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     monkeypatch.setattr(np, "resize", fail)
     assert octavo.cli.main(["bench", *SMALL, "--batch", "1"]) == 1
     assert "shorter context or a smaller batch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needed"),
+    [
+        (["--context", "16777216", "--batch", "65536", "--kv-cache", "float32"], "16,512.8 TiB"),
+        (["--context", "131072", "--batch", "32", "--kv-cache", "float32"], "68.0 GiB"),
+    ],
+)
+def test_more_memory_than_there_is_is_refused_before_it_is_taken(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], needed: str
+) -> None:
+    """Linux promises memory that it does not have; the refusal comes before the first row, too."""
+    monkeypatch.setattr("octavo.doctor.available_bytes", lambda: 23 << 30)
+    monkeypatch.setattr(bench, "_measure", lambda *_: pytest.fail("measured"))
+    assert octavo.cli.main(["bench", "--threads", "1", *arguments]) == 1
+    err = capsys.readouterr().err
+    assert f"needs {needed} of memory, and 23.0 GiB are available; choose a shorter context" in err
+
+
+def test_memory_bytes_are_what_a_work_holds() -> None:
+    """A block is longer than the context: the padding counts too."""
+    work = Work(CACHE_TYPES["float32"], 4, 2, 64, 4000, 3, 4096)
+    calls = bench._Calls(work, 1)
+    held = sum(array.nbytes for array in (*calls.contiguous, *calls._pools, calls._table))
+    assert held <= work.memory_bytes <= 2 * held
+
+
+def test_more_threads_than_processors_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(processors, "processor_count", lambda: 2)
+    assert octavo.cli.main(["bench", "--threads", "4096"]) == 1
+    assert "4,096 threads on 2 processors would wait for each other; give --threads 2" in capsys.readouterr().err
+
+
+def test_others_advice_names_threads_that_were_not_given(capsys: pytest.CaptureFixture[str]) -> None:
+    for threads, words in ((2, "Stop them, or give --threads 1."), (1, "Stop them.")):
+        console._print_others(60.0, threads)
+        assert capsys.readouterr().out.rstrip().endswith(words)
+
+
+def test_a_picture_that_cannot_be_written_is_refused_before_measuring(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(bench, "_measure", lambda *_: pytest.fail("measured"))
+    for path in (tmp_path / "nope/x.png", tmp_path):
+        assert octavo.cli.main(["bench", *SMALL, "--png", str(path)]) == 1
+        assert f"{path} cannot be written" in capsys.readouterr().err
+    bench.check_picture(tmp_path / "fine.png")
+    assert not (tmp_path / "fine.png").exists()
+    (tmp_path / "kept.png").write_bytes(b"old")
+    bench.check_picture(tmp_path / "kept.png")
+    assert (tmp_path / "kept.png").read_bytes() == b"old"
+
+
+def test_the_table_is_printed_before_the_picture(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def fail(*_: object) -> None:
+        raise OctavoError("x.png cannot be written: No space left on device.")
+
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(bench, "draw", fail)
+    arguments = ["--batch", "1", "--kv-cache", "int8", "--png", str(tmp_path / "x.png")]
+    assert octavo.cli.main(["bench", *SMALL, *arguments]) == 1
+    assert "int8 4/2x64 40x1" in capsys.readouterr().out
 
 
 def test_a_picture_needs_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

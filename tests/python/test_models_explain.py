@@ -308,3 +308,109 @@ def test_unknown_sizes_are_said(tmp_path: Path) -> None:
 )
 def test_shown_bytes(count: int, text: str) -> None:
     assert shown_bytes(count) == text
+
+
+def inner_model(tmp_path: Path, kind: str) -> Path:
+    """A model whose PagedAttention lies inside an If (in both branches), a Loop or a function that is called twice.
+
+    It reads a weight of 6 floats from a Constant beside it, and one of 10 floats from the main graph.
+    """
+    outer = onnx.load(graph(tmp_path / "plain.onnx"))
+    attention = outer.graph.node[0]
+    weight = onnx.numpy_helper.from_array(np.zeros(6, np.float32), "")
+    constant = helper.make_node("Constant", [], ["inner_weight"], value=weight)
+    reader = helper.make_node("Add", ["inner_weight", "outer_weight"], ["sum"])
+    parts = [constant, reader, attention]
+    output = helper.make_tensor_value_info("output", TensorProto.FLOAT, None)
+    body = helper.make_graph(parts, "body", [], [output])
+    del outer.graph.node[:]
+    outer.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(10, np.float32), "outer_weight"))
+    if kind == "If":
+        node = helper.make_node("If", ["cond"], ["output"], "choice", then_branch=body, else_branch=body)
+        outer.graph.node.append(node)
+    elif kind == "Loop":
+        outer.graph.node.append(helper.make_node("Loop", ["count", "cond"], ["output"], "rounds", body=body))
+    else:
+        attention.input[0] = "q"
+        attention.attribute[0].ref_attr_name = "heads"
+        attention.attribute[0].ClearField("i")
+        formal = ["q", *attention.input[1:], "outer_weight"]
+        opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+        function = helper.make_function(
+            "local", "layer", [f for f in formal if f], ["output"], parts, opsets, ["heads"]
+        )
+        outer.functions.append(function)
+        actual = ["query", *(f for f in formal[1:] if f)]
+        for name in ("first", "second"):
+            outer.graph.node.append(helper.make_node("layer", actual, [name], name, domain="local", heads=HEADS))
+    path = tmp_path / "m.onnx"
+    path.write_bytes(outer.SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "names", "constants"),
+    [
+        ("If", ["attn (in then_branch of If choice)", "attn (in else_branch of If choice)"], 2),
+        ("Loop", ["attn (in body of Loop rounds)"], 1),
+        ("function", ["attn (in layer called by layer first)", "attn (in layer called by layer second)"], 1),
+    ],
+)
+def test_nodes_and_weights_inside_others(tmp_path: Path, kind: str, names: list[str], constants: int) -> None:
+    """Risk: what control flow and functions hold is left out, and a function's bytes count at every call."""
+    report = describe(inner_model(tmp_path, kind), context=100)
+    assert sorted(report.groups[0][0]) == sorted(names) and len(report.groups) == 1 and not report.refusals
+    assert report.groups[0][1].num_heads == HEADS
+    assert report.sizes.weights == report.sizes.weights_read == (6 * constants + 10) * 4
+    assert report.sizes.cache_token == 2 * KV_HEADS * HEAD_SIZE * 4  # both branches and calls name one cache
+
+
+def test_functions_that_call_without_end(tmp_path: Path) -> None:
+    model = onnx.load(graph(tmp_path / "m.onnx"))
+    opsets = [helper.make_opsetid("local", 1)]
+    for name, called in (("a", "b"), ("b", "a")):
+        node = helper.make_node(called, [], ["y"], domain="local")
+        model.functions.append(helper.make_function("local", name, [], ["y"], [node], opsets))
+    model.graph.node.append(helper.make_node("a", [], ["z"], domain="local"))
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(OctavoError, match="function local::a calls itself"):
+        describe(tmp_path / "m.onnx")
+    del model.functions[:]
+    for level in range(60):
+        nodes = [helper.make_node(f"f{level + 1}", [], [name], domain="local") for name in "xy"]
+        model.functions.append(helper.make_function("local", f"f{level}", [], ["y"], nodes, opsets))
+    model.graph.node[-1].op_type = "f0"
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(OctavoError, match="more than 262,144 nodes"):
+        describe(tmp_path / "m.onnx")
+
+
+def test_weights_of_every_kind_count(tmp_path: Path) -> None:
+    model = onnx.load(graph(tmp_path / "m.onnx"))
+    model.graph.node.append(helper.make_node("Constant", [], ["a"], value_floats=[1.0, 2.0, 3.0]))
+    model.graph.node.append(helper.make_node("Constant", [], ["b"], value_int=7))
+    values = onnx.numpy_helper.from_array(np.ones(4, np.float16), "sparse")
+    indices = onnx.numpy_helper.from_array(np.arange(4), "")
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [100]))
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    assert describe(tmp_path / "m.onnx").sizes.weights == 3 * 4 + 8 + 4 * 2 + 4 * 8
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "m.onnxjson", "m.textproto", "m.pbtxt", "m.onnxtxt", "m.txt"])
+def test_the_format_does_not_follow_from_the_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text('{"graph": 3')
+    with pytest.raises(OctavoError, match="is not an ONNX file, or is damaged"):
+        describe(tmp_path / name)
+    assert not describe(graph(tmp_path / name)).refusals
+
+
+@pytest.mark.parametrize("what", [b"zebra", b"attn", b"query"])
+def test_names_that_are_not_utf8(tmp_path: Path, what: bytes) -> None:
+    """Protobuf gives them as bytes, where everything else is text."""
+    path = graph(tmp_path / "m.onnx", zebra=1)
+    path.write_bytes(path.read_bytes().replace(what, what[:-1] + b"\xff"))
+    report = describe(path)
+    text = report.text()
+    shown = what.decode()[:-1] + r"\xff"
+    assert (shown in text) == (what != b"query") and not report.refusals
+    assert all(isinstance(name, str) for name in unknown_attributes(read_model(path).nodes[0]))

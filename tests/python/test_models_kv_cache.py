@@ -19,14 +19,17 @@ import pytest
 from models_support import PagedModel, TinyShape, numpy_llama, require_library, smollm2_path, write_tiny_gguf
 from onnx import numpy_helper
 
-from octavo import bench, calibration, cli_options, kv_cache, weights
+from octavo import bench, calibration, cli, cli_options, kv_cache, weights
+from octavo.console import print_perplexity
 from octavo.convert import convert
 from octavo.engine import Sampling, TextEngine
 from octavo.errors import OctavoError
+from octavo.explain import describe
 from octavo.graph import GraphOptions
-from octavo.kv_cache import CACHE_TYPES, choose_scale, round_to_e4m3
+from octavo.kv_cache import CACHE_TYPES, choose_scale, round_to_e4m3, set_cache_type
+from octavo.model_folder import graph_file
 from octavo.paged_session import PagedSession, load_graph
-from octavo.perplexity import _perplexity, measure
+from octavo.perplexity import Report, Row, _perplexity, measure
 from octavo.trial import try_engine
 
 SHAPE = TinyShape()
@@ -296,7 +299,76 @@ def test_a_wrong_configuration_is_a_sentence(
 def test_a_context_of_two_tokens_is_enough(models: dict[str, Path], tmp_path: Path) -> None:
     folder = with_config(models["float32"], tmp_path / "model", lambda c: c["model"].update(context_length=2))
     report = measure(folder, TEXT, ["float32"], max_tokens=7, threads=1)
-    assert (report.tokens, report.scored, report.window) == (7, 3, 2)
+    assert (report.tokens, report.scored, report.window) == (6, 3, 2)  # the seventh, alone in a window, is not fed
+
+
+def test_a_window_of_one_token_is_not_fed(models: dict[str, Path]) -> None:
+    """Three contexts of the text and a token: no token comes after that one."""
+    report = measure(models["float32"], TEXT, ["float32"], max_tokens=2 * SHAPE.context + 1, threads=1)
+    assert (report.tokens, report.scored) == (2 * SHAPE.context, 2 * SHAPE.context - 2)
+
+
+def test_bytes_come_from_the_graph(models: dict[str, Path], tmp_path: Path) -> None:
+    """Risk: a configuration that does not fit the graph, which only doctor compares, gives a wrong size."""
+    wrong = {"num_hidden_layers": 1, "num_key_value_heads": 7, "head_size": 8}
+    folder = with_config(models["float32"], tmp_path / "model", lambda c: c["model"]["decoder"].update(wrong))
+    report = measure(folder, TEXT, ["int8-int4"], max_tokens=20, threads=1)
+    channels = 2 * SHAPE.layers * SHAPE.kv_heads * SHAPE.head_size
+    assert [row.bytes_per_token for row in report.rows] == [4 * channels, 3 * channels // 4]
+
+
+def test_a_graph_of_another_name(models: dict[str, Path], tmp_path: Path) -> None:
+    """model.decoder.filename names it; a model.onnx beside it is another."""
+    folder = with_config(
+        models["float32"], tmp_path / "model", lambda c: c["model"]["decoder"].update(filename="other.onnx")
+    )
+    (folder / "model.onnx").rename(folder / "other.onnx")
+    for decoy in (False, True):
+        if decoy:
+            (folder / "model.onnx").write_bytes(b"not ONNX")
+        assert measure(folder, TEXT, ["int8"], max_tokens=20, threads=1).rows[1].scales == "calibrated"
+        assert describe(folder).path == folder / "other.onnx"
+    (folder / "other.onnx").unlink()
+    for read in (lambda: measure(folder, TEXT), lambda: describe(folder)):
+        with pytest.raises(OctavoError, match=r"other\.onnx cannot be read: No such file"):
+            read()
+    for name in (3, "", ["model.onnx"]):
+        with pytest.raises(OctavoError, match=r"model\.decoder\.filename in genai_config\.json must be a file's name"):
+            graph_file(folder, {"model": {"decoder": {"filename": name}}})
+
+
+def test_a_type_that_fails_leaves_the_others(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Risk: an hour's rows are lost because the last type's session fails."""
+
+    def change(model: onnx.ModelProto, cache_type: str, scales: object = ()) -> None:
+        if cache_type == "float16":
+            raise OctavoError("float16 is broken.")
+        set_cache_type(model, cache_type, scales)
+
+    monkeypatch.setattr("octavo.perplexity.set_cache_type", change)
+    arguments = ["perplexity", str(models["float32"]), "--max-tokens", "20", "--threads", "1", "--json"]
+    arguments += [part for name in ("float16", "bfloat16") for part in ("--kv-cache", name)]
+    assert cli.main(arguments) == 1
+    out, err = capsys.readouterr()
+    content = json.loads(out)
+    assert [row["cache_type"] for row in content["cache_types"]] == ["float32", "bfloat16"]
+    assert content["failed"] == {"float16": "float16 is broken."}
+    assert "octavo: float16 was not measured: float16 is broken." in err
+    assert cli.main([argument for argument in arguments if argument != "--json"]) == 1
+    assert "bfloat16" in capsys.readouterr().out
+
+
+def test_others_on_the_machine_and_single_tokens_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    row = Row("float32", "none", 2.0, 0.0, 8, 1.0, 1.0)
+    print_perplexity(Report(2, 1, 2, [row], {}, 40.0), threads=0)
+    out = capsys.readouterr().out
+    assert "\n1 token predicted, in contexts" in out
+    assert "up to 40 % of the processors meanwhile: the speeds are no measure" in out and "--threads 1." in out
+    print_perplexity(Report(3, 2, 2, [row], {}, None), threads=1)
+    out = capsys.readouterr().out
+    assert "\n2 tokens predicted" in out and "Other processes" not in out
 
 
 def test_a_perplexity_beyond_float64_is_a_sentence() -> None:
