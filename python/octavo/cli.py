@@ -26,7 +26,7 @@ from .cli_options import (
     kv_cache_option,
 )
 from .console import next_line, print_bench, print_findings, print_json, print_perplexity, progress_bar
-from .errors import OctavoError
+from .errors import OctavoError, counted
 
 EXIT_FAILURE, EXIT_INTERRUPTED = 1, 130
 
@@ -125,8 +125,8 @@ def convert(
         return
     click.echo(
         f"{converted.folder}: {converted.byte_count / 1e6:,.0f} MB, "
-        f"context {converted.config.context_length:,} tokens, cache {converted.num_blocks * block_size:,} tokens.\n"
-        + next_line(converted.folder)
+        f"context {counted(converted.config.context_length, 'token')}, "
+        f"cache {counted(converted.num_blocks * block_size, 'token')}.\n" + next_line(converted.folder)
     )
 
 
