@@ -24,7 +24,7 @@ from .cli_options import (
     kv_cache_option,
 )
 from .console import next_line, output_failed, print_json, progress_bar
-from .errors import OctavoError
+from .errors import OctavoError, counted
 
 
 @click.command(
@@ -101,8 +101,8 @@ def convert(
         return
     click.echo(
         f"{converted.folder}: {converted.byte_count / 1e6:,.0f} MB, "
-        f"context {converted.config.context_length:,} tokens, cache {converted.num_blocks * block_size:,} tokens.\n"
-        + next_line(converted.folder)
+        f"context {counted(converted.config.context_length, 'token')}, "
+        f"cache {counted(converted.num_blocks * block_size, 'token')}.\n" + next_line(converted.folder)
     )
 
 

@@ -129,7 +129,10 @@ def _print_table(columns: list[Any], rows: Iterable[tuple[str, ...]]) -> None:
 
 @contextmanager
 def progress_bar(first_step: str) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on stderr while the block runs, moved by the function that it gives: (step, done, total)."""
+    """A bar on stderr while the block runs, moved by the function that it gives: (step, done, total).
+
+    Where stderr is no terminal nothing is written; rich would end with an empty line there.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -139,7 +142,8 @@ def progress_bar(first_step: str) -> Iterator[Callable[[str, int, int], None]]:
         TextColumn("{task.fields[count]}"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_interactive) as bar:
         task = bar.add_task(first_step, total=None, count="")
 
         def progress(step: str, done: int, total: int) -> None:

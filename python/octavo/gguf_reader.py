@@ -173,8 +173,8 @@ class GGUFFile:
         start = self._take(min(4, self._size), "the magic number")
         if start != MAGIC:
             hint = " (it is a Git LFS pointer: run `git lfs pull`)" if start == b"vers" else ""
-            got = "it is empty" if not start else f"it starts with {start!r}"
-            raise OctavoError(f"{self.path} is not a GGUF file: {got} instead of {MAGIC!r}{hint}.")
+            got = "it is empty" if not start else f"it starts with {start!r} instead of {MAGIC!r}"
+            raise OctavoError(f"{self.path} is not a GGUF file: {got}{hint}.")
         (version,) = self._unpack("<I", "the version")
         if version not in SUPPORTED_VERSIONS:
             swapped = int.from_bytes(version.to_bytes(4, "little"), "big")

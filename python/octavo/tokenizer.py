@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import OctavoError, quoted
+from .errors import OctavoError, counted, quoted
 from .gguf_reader import GGUFFile, metadata_value, require_finite
 
 # tokenizer.ggml.token_type
@@ -73,7 +73,9 @@ class Vocabulary:
             )
         self.tokens = self._strings("tokenizer.ggml.tokens")
         if len(self.tokens) != vocab_size:
-            raise OctavoError(f"{file.path}: {len(self.tokens):,} tokens for an embedding of {vocab_size:,} rows.")
+            raise OctavoError(
+                f"{file.path}: {counted(len(self.tokens), 'token')} for an embedding of {counted(vocab_size, 'row')}."
+            )
         self._ids = {token: index for index, token in enumerate(self.tokens)}
         if len(self._ids) != len(self.tokens):
             twice = next(token for index, token in enumerate(self.tokens) if self._ids[token] != index)
@@ -250,5 +252,7 @@ class Vocabulary:
             raise OctavoError(f"{self._file.path}: {key} must hold {wanted}, it holds {value.dtype}.")
         require_finite(value, f"{self._file.path}: {key}")
         if len(value) != len(self.tokens):
-            raise OctavoError(f"{self._file.path}: {key} has {len(value):,} items for {len(self.tokens):,} tokens.")
+            raise OctavoError(
+                f"{self._file.path}: {key} has {counted(len(value), 'item')} for {counted(len(self.tokens), 'token')}."
+            )
         return value

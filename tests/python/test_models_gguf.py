@@ -53,9 +53,9 @@ def test_reads_what_the_gguf_package_reads(tiny: Path) -> None:
 @pytest.mark.parametrize(
     ("start", "words"),
     [
-        (b"", "is empty"),
+        (b"", "is not a GGUF file: it is empty."),
         (b"GG", "starts with b'GG'"),
-        (b"PK\x03\x04 a zip", "not a GGUF file"),
+        (b"PK\x03\x04 a zip", "not a GGUF file: it starts with b'PK\\x03\\x04' instead of b'GGUF'."),
         (b"version https://git-lfs", "git lfs pull"),
         (b"GGUF", "truncated"),
         (b"GGUF" + struct.pack("<I", 1), "GGUF version 1"),
