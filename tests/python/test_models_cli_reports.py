@@ -125,6 +125,15 @@ class TestDoctor:
         done = run("doctor", folder)
         assert done.returncode == 1 and "rename it local_window_size" in " ".join(done.stdout.split())
 
+    def test_an_attribute_that_is_not_utf8(self, run: Run, folder: Path) -> None:
+        path = folder / "model.onnx"
+        model = onnx.load(path, load_external_data=False)
+        node = next(node for node in model.graph.node if node.op_type == "PagedAttention")
+        node.attribute.append(onnx.helper.make_attribute("zebra", 4))
+        path.write_bytes(model.SerializeToString().replace(b"zebra", b"zebr\xff"))
+        done = run("doctor", folder)
+        assert done.returncode == 1 and r"zebr\xff in" in " ".join(done.stdout.split()), done.stdout
+
     def test_a_mistake_in_the_configuration_names_its_line(self, run: Run, folder: Path) -> None:
         path = folder / "genai_config.json"
         path.write_text(path.read_text().replace('"type"', "type", 1))

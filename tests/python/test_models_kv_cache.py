@@ -305,6 +305,12 @@ def test_a_context_of_two_tokens_is_enough(models: dict[str, Path], tmp_path: Pa
     assert (report.tokens, report.scored, report.window) == (6, 3, 2)  # the seventh, alone in a window, is not fed
 
 
+def test_more_threads_than_processors_are_refused(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.processors.processor_count", lambda: 2)
+    with pytest.raises(OctavoError, match="3 threads on 2 processors would wait for each other; give --threads 2"):
+        measure(models["float32"], TEXT, threads=3)
+
+
 def test_a_window_of_one_token_is_not_fed(models: dict[str, Path]) -> None:
     """Three contexts of the text and a token: no token comes after that one."""
     report = measure(models["float32"], TEXT, ["float32"], max_tokens=2 * SHAPE.context + 1, threads=1)
