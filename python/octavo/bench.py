@@ -90,14 +90,14 @@ class Work:
     def memory_bytes(self) -> int:
         """What measuring takes: all sets contiguous and in pages, their block table, the tokens, and the check.
 
-        The check holds K and V of one sequence in float64, and a copy of either; onnxruntime holds float32 scores.
+        The check holds K and V of one sequence in float64, and parts of them again; onnxruntime holds float32 scores.
         """
         pages = -(-self.context // self.block_size)
         caches = self.set_count * self.byte_count
         padded = caches // self.context * pages * self.block_size
         table = 12 * self.set_count * self.batch * pages  # int64 when it is drawn, then int32
         tokens = 8 * self.batch * (3 * self.num_heads + 2 * self.kv_num_heads) * self.head_size
-        check = 4 * 8 * self.context * self.kv_num_heads * self.head_size
+        check = 3 * 8 * self.context * self.kv_num_heads * self.head_size
         scores = 4 * self.batch * self.num_heads * self.context
         return caches + padded + table + tokens + max(check, scores)
 

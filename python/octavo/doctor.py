@@ -5,6 +5,7 @@ Each check is a function that returns findings; a later check runs only where th
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import os
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from .calibration import Progress, no_progress
 from .errors import OctavoError, counted, first_line, shown
 from .explain import unknown_attributes
 from .model_folder import CONFIG_FILE, REQUIRED_FILES, read_config, read_json
-from .onnx_model import OnnxModel, ValueType, read_model
+from .onnx_model import OnnxModel, ValueType, read_model, why_unreadable
 from .runtime import LIBRARY_NAME, genai_config, get_library_path, register
 from .sizes import token_bytes
 from .trial import NO_ANSWER, try_engine
@@ -124,12 +125,14 @@ def _graph(folder: Path, model: OnnxModel, config: dict[str, Any]) -> Iterator[F
         "; ".join(dropped.values()),
     )
     for location, needed in model.external_bytes.items():
-        size = _file_size(folder / location)
+        why = why_unreadable(folder / location)
+        size = None if why else _file_size(folder / location)
         ok = size is not None and size >= needed
-        detail = f"{location} is missing or cannot be read" if size is None else f"{location}: {size:,} bytes"
-        yield Finding(
-            "weights", ok, detail, "" if ok else f"it needs {needed:,} bytes: copy it again, or convert again"
-        )
+        detail = f"{location} cannot be read: {why}" if size is None else f"{location}: {size:,} bytes"
+        advice = f"it needs {needed:,} bytes: copy it again, or convert again"
+        if why == os.strerror(errno.EACCES):
+            advice = "give yourself the right to read it"
+        yield Finding("weights", ok, detail, "" if ok else advice)
     renamed = _section(config, "model", "decoder", "inputs")
     missing = [name for name in _ENGINE_INPUTS if renamed.get(name, name) not in model.inputs]
     yield Finding(

@@ -88,8 +88,25 @@ class OnnxModel:
 
 def read_model(path: str | os.PathLike[str]) -> OnnxModel:
     """Reads an ONNX file. Raises OctavoError where it is not one."""
-    file = Path(path)
-    return _Reader(file, load_proto(file)).described
+    return describe_proto(path, load_proto(path))
+
+
+def describe_proto(path: str | os.PathLike[str], model: onnx.ModelProto) -> OnnxModel:
+    """What load_proto has read from `path`."""
+    return _Reader(Path(path), model).described
+
+
+def why_unreadable(file: Path) -> str:
+    """Why a data file cannot be read, for a message; empty where it can. onnxruntime gives a bare number."""
+    try:
+        if not stat.S_ISREG(file.stat().st_mode):  # opening a pipe would wait for its other end
+            return "it is not a file"
+        file.open("rb").close()
+    except OSError as error:
+        return error.strerror or str(error)
+    except ValueError:  # a NUL in the name
+        return "no file can have this name"
+    return ""
 
 
 def load_proto(path: str | os.PathLike[str]) -> onnx.ModelProto:

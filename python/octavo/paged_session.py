@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from .errors import OctavoError, first_line
-from .onnx_model import load_proto
+from .errors import OctavoError, first_line, shown
+from .onnx_model import describe_proto, load_proto, why_unreadable
 from .runtime import register
 
 # What octavo convert calls the head's part that keeps the last row of each sequence (graph.py).
@@ -23,9 +23,13 @@ _INPUTS = {
 def load_graph(path: Path) -> onnx.ModelProto:
     """The graph of a model that octavo convert wrote, without its weights, with logits for every token.
 
-    Raises OctavoError for another model.
+    Raises OctavoError for another model, and where its weights cannot be read.
     """
     model = load_proto(path)
+    for location in describe_proto(path, model).external_bytes:
+        why = why_unreadable(path.parent / location)
+        if why:
+            raise OctavoError(f"{shown(str(path.parent / location))} cannot be read: {why}.")
     graph = model.graph
     heads = [node for node in graph.node if list(node.output) == [_LAST_ROWS] and node.op_type == "Gather"]
     others = {value.name for value in graph.input if not value.name.startswith("past_key_values.")}

@@ -91,9 +91,10 @@ def measure(
         progress: called as (step, tokens done, tokens in all).
 
     Every type but the model's own has its caches changed in memory; scales come from a calibration run where the model
-    has none of that type. A type that fails is in the report's `failed`. Raises OctavoError for an unusable folder, a
-    text of fewer than two tokens, or a float32 cache that fails.
+    has none of that type. A type that fails is in the report's `failed`. Raises OctavoError for an unusable folder,
+    more threads than processors, a text of fewer than two tokens, or a float32 cache that fails.
     """
+    processors.check_threads(threads)
     config = read_config(model_dir)
     context, vocab = (config_number(config, "model", key) for key in ("context_length", "vocab_size"))
     for key in ("num_hidden_layers", "num_key_value_heads", "head_size"):  # onnxruntime-genai's words are worse

@@ -97,7 +97,7 @@ class TestDoctor:
                     entry.value = "y" * 300
         path.write_bytes(model.SerializeToString())
         done = run("doctor", folder)
-        assert done.returncode == 1 and "y is missing or cannot be read" in " ".join(done.stdout.split())
+        assert done.returncode == 1 and "y cannot be read: " in " ".join(done.stdout.split())
 
     def test_damaged_graph(self, run: Run, folder: Path) -> None:
         graph = folder / "model.onnx"
@@ -124,6 +124,15 @@ class TestDoctor:
         path.write_bytes(model.SerializeToString())
         done = run("doctor", folder)
         assert done.returncode == 1 and "rename it local_window_size" in " ".join(done.stdout.split())
+
+    def test_an_attribute_that_is_not_utf8(self, run: Run, folder: Path) -> None:
+        path = folder / "model.onnx"
+        model = onnx.load(path, load_external_data=False)
+        node = next(node for node in model.graph.node if node.op_type == "PagedAttention")
+        node.attribute.append(onnx.helper.make_attribute("zebra", 4))
+        path.write_bytes(model.SerializeToString().replace(b"zebra", b"zebr\xff"))
+        done = run("doctor", folder)
+        assert done.returncode == 1 and r"zebr\xff in" in " ".join(done.stdout.split()), done.stdout
 
     def test_a_mistake_in_the_configuration_names_its_line(self, run: Run, folder: Path) -> None:
         path = folder / "genai_config.json"
@@ -290,3 +299,9 @@ def test_odd_json(tmp_path: Path, content: bytes, words: str) -> None:
     with pytest.raises(OctavoError) as error:
         read_json(tmp_path / "genai_config.json")
     assert str(error.value) == f"{tmp_path / 'genai_config.json'} {words}"
+
+
+def test_a_redirected_stderr_gets_no_empty_line(run: Run, model_dir: Path) -> None:
+    """What a progress bar leaves behind on a terminal is noise in a file."""
+    done = run("doctor", model_dir)
+    assert done.stderr == "", done.stderr

@@ -5,7 +5,9 @@ Risks: scales of the wrong channel, a type that the engine refuses, a perplexity
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -22,6 +24,7 @@ from onnx import numpy_helper
 from octavo import bench, calibration, cli, cli_options, kv_cache, weights
 from octavo.console import print_perplexity
 from octavo.convert import convert
+from octavo.doctor import examine
 from octavo.engine import Sampling, TextEngine
 from octavo.errors import OctavoError
 from octavo.explain import describe
@@ -302,6 +305,12 @@ def test_a_context_of_two_tokens_is_enough(models: dict[str, Path], tmp_path: Pa
     assert (report.tokens, report.scored, report.window) == (6, 3, 2)  # the seventh, alone in a window, is not fed
 
 
+def test_more_threads_than_processors_are_refused(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.processors.processor_count", lambda: 2)
+    with pytest.raises(OctavoError, match="3 threads on 2 processors would wait for each other; give --threads 2"):
+        measure(models["float32"], TEXT, threads=3)
+
+
 def test_a_window_of_one_token_is_not_fed(models: dict[str, Path]) -> None:
     """Three contexts of the text and a token: no token comes after that one."""
     report = measure(models["float32"], TEXT, ["float32"], max_tokens=2 * SHAPE.context + 1, threads=1)
@@ -335,6 +344,35 @@ def test_a_graph_of_another_name(models: dict[str, Path], tmp_path: Path) -> Non
     for name in (3, "", ["model.onnx"]):
         with pytest.raises(OctavoError, match=r"model\.decoder\.filename in genai_config\.json must be a file's name"):
             graph_file(folder, {"model": {"decoder": {"filename": name}}})
+
+
+def test_weights_that_may_not_be_read(models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """onnxruntime says "SystemError : 13" of them. Root may read everything, so that opening is made to fail."""
+    folder = with_config(models["float32"], tmp_path / "model", lambda c: None)
+    data = folder / "model.onnx.data"
+    whole = data.read_bytes()
+    may_open = Path.open
+
+    def refuse(file: Path, *arguments: Any, **options: Any) -> Any:
+        if file.name == data.name:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+        return may_open(file, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", refuse)
+        with pytest.raises(OctavoError, match=r"model\.onnx\.data cannot be read: Permission denied\."):
+            measure(folder, TEXT)
+        (finding,) = [finding for finding in examine(folder) if finding.check == "weights"]
+    assert not finding.ok and finding.detail == "model.onnx.data cannot be read: Permission denied"
+    assert finding.advice == "give yourself the right to read it"
+    data.unlink()
+    with pytest.raises(OctavoError, match=r"model\.onnx\.data cannot be read: No such file or directory\."):
+        measure(folder, TEXT)
+    (finding,) = [finding for finding in examine(folder) if finding.check == "weights"]
+    assert not finding.ok and finding.advice.startswith(f"it needs {len(whole):,} bytes")
+    os.mkfifo(data)
+    with pytest.raises(OctavoError, match="cannot be read: it is not a file"):
+        measure(folder, TEXT)
 
 
 def test_a_type_that_fails_leaves_the_others(
