@@ -142,6 +142,17 @@ HWY_INLINE RowRange rows_that_see(const TokenRanges& ranges, const KeyTile& keys
   return {begin * group / kBlockRows * kBlockRows, std::min(ranges.count * group, blocks_end)};
 }
 
+// The keys that each block of these rows sees.
+HWY_INLINE void find_block_keys(RowRange rows, const KeyTile& keys, std::int64_t group, BlockKeys* blocks) {
+  for (std::int64_t first = rows.begin; first < rows.end; first += kBlockRows) {
+    const std::int64_t last = std::min(first + kBlockRows, rows.end) - 1;
+    std::uint64_t seen = 0;
+    for (std::int64_t j = first / group; j <= last / group; ++j) seen |= keys.visible[j] & keys.mapped;
+    blocks[(first - rows.begin) / kBlockRows] =
+        seen == 0 ? BlockKeys{} : BlockKeys{std::countr_zero(seen), 64 - std::countl_zero(seen)};
+  }
+}
+
 // scores = q.k; q already holds scale and K's quantisation scale. Of masked keys they are anything.
 HWY_INLINE void multiply_keys(const Call& call, const CallKernels& kernels, RowRange rows, const KeyTile& keys,
                               const LaneScratch& scratch) {
@@ -154,7 +165,7 @@ HWY_INLINE void multiply_keys(const Call& call, const CallKernels& kernels, RowR
     return;
   }
   transpose_keys(keys.keys, keys.scored, width, scratch.transposed);
-  score_tile(of_rows.query.floats, count, width, scratch.transposed, keys.scored, of_rows.scores);
+  score_tile(of_rows.query.floats, count, width, scratch.transposed, keys.scored, scratch.blocks, of_rows.scores);
 }
 
 // scores = softcap(scores) + bias
@@ -252,6 +263,7 @@ HWY_INLINE void attend_decoded(const Call& call, const Tile& tile, std::int64_t 
   for (std::int64_t base = seen.begin; base < seen.end; base += kTileKeys) {
     if (!find_keys(call, tile, ranges, base, scratch, keys)) continue;
     const RowRange rows = rows_that_see(ranges, keys, group);
+    find_block_keys(rows, keys, group, scratch.blocks);
     decode_keys(call, kernels, scratch, keys);
     multiply_keys(call, kernels, rows, keys, scratch);
     weigh_scores(call, tile, rows, keys, scratch, state);
@@ -265,7 +277,7 @@ HWY_INLINE void attend_decoded(const Call& call, const Tile& tile, std::int64_t 
     } else if constexpr (kSkipMasked) {
       accumulate_nonzero(weights, count, keys.values, keys.begin, keys.end, stride, sums);
     } else {
-      accumulate_values(weights, count, keys.values, keys.begin, keys.end, stride, sums);
+      accumulate_values(weights, count, keys.values, scratch.blocks, stride, sums);
     }
   }
 }
@@ -397,6 +409,7 @@ HWY_INLINE void write_probabilities(const Call& call, const Tile& tile, const So
   for (std::int64_t base = ranges.first / kTileKeys * kTileKeys; base < ranges.last; base += kTileKeys) {
     if (!find_keys(call, tile, ranges, base, scratch, keys)) continue;
     const RowRange rows = rows_that_see(ranges, keys, group);
+    find_block_keys(rows, keys, group, scratch.blocks);
     decode_keys(call, kernels, scratch, keys);
     multiply_keys(call, kernels, rows, keys, scratch);
     adjust_scores(call, tile, rows, keys, scratch);

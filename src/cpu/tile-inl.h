@@ -168,8 +168,7 @@ HWY_NOINLINE void value_block(const float* weights, const std::uint8_t* const* v
   }
 }
 
-// Rows and vectors of the register block. 4 x 4 fills AVX-512's and NEON's registers well; AVX2 and SSE have 16 only.
-inline constexpr int kBlockRows = 4;
+// Vectors of the register block. 4 rows x 4 fills AVX-512's and NEON's registers well; AVX2 and SSE have 16 only.
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4
 inline constexpr int kBlockVectors = 2;
 #else
@@ -178,13 +177,20 @@ inline constexpr int kBlockVectors = 4;
 inline constexpr int kScoreVectors = 2;           // half a block: the sums of other chains wait in registers
 inline constexpr int kScoreRows = kBlockVectors;  // against four keys at a time (stream-inl.h)
 
+// Scores of keys from `first` on, which transposed and scores point at.
 template <int kVectors>
 HWY_INLINE void score_rows(const float* query, std::int64_t rows, std::int64_t width, const float* transposed,
-                           float* scores) {
+                           std::int64_t first, const BlockKeys* blocks, float* scores) {
+  const auto sees_none = [&](std::int64_t r) {
+    const BlockKeys& keys = blocks[r / kBlockRows];
+    return keys.end <= first || keys.begin >= first + kVectors * kChains;
+  };
   std::int64_t r = 0;
   for (; r + kBlockRows <= rows; r += kBlockRows) {
+    if (sees_none(r)) continue;
     score_block<kBlockRows, kVectors>(query + r * width, width, transposed, scores + r * kTileKeys);
   }
+  if (r == rows || sees_none(r)) return;
   query += r * width;
   scores += r * kTileKeys;
   switch (rows - r) {
@@ -195,26 +201,29 @@ HWY_INLINE void score_rows(const float* query, std::int64_t rows, std::int64_t w
   }
 }
 
-// All scores of a tile; key_count is a multiple of kPad.
+// The scores of a tile that blocks of rows see; others may stay as they are. key_count is a multiple of kPad.
 HWY_INLINE void score_tile(const float* query, std::int64_t rows, std::int64_t width, const float* transposed,
-                           std::int64_t key_count, float* scores) {
+                           std::int64_t key_count, const BlockKeys* blocks, float* scores) {
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(FloatTag()));
   std::int64_t k = 0;
   for (; k + kScoreVectors * lanes <= key_count; k += kScoreVectors * lanes) {
-    score_rows<kScoreVectors>(query, rows, width, transposed + k, scores + k);
+    score_rows<kScoreVectors>(query, rows, width, transposed + k, k, blocks, scores + k);
   }
-  for (; k < key_count; k += lanes) score_rows<1>(query, rows, width, transposed + k, scores + k);
+  for (; k < key_count; k += lanes) score_rows<1>(query, rows, width, transposed + k, k, blocks, scores + k);
 }
 
 template <int kVectors>
 HWY_INLINE void value_rows(const float* weights, std::int64_t rows, const std::uint8_t* const* values,
-                           std::int64_t begin, std::int64_t end, std::int64_t column, std::int64_t stride,
-                           float* sums) {
+                           const BlockKeys* blocks, std::int64_t column, std::int64_t stride, float* sums) {
   std::int64_t r = 0;
   for (; r + kBlockRows <= rows; r += kBlockRows) {
-    value_block<kBlockRows, kVectors>(weights + r * kTileKeys, values, begin, end, column, stride,
+    const BlockKeys& keys = blocks[r / kBlockRows];
+    value_block<kBlockRows, kVectors>(weights + r * kTileKeys, values, keys.begin, keys.end, column, stride,
                                       sums + r * stride + column);
   }
+  if (r == rows) return;
+  const std::int64_t begin = blocks[r / kBlockRows].begin;
+  const std::int64_t end = blocks[r / kBlockRows].end;
   weights += r * kTileKeys;
   sums += r * stride + column;
   switch (rows - r) {
@@ -225,16 +234,16 @@ HWY_INLINE void value_rows(const float* weights, std::int64_t rows, const std::u
   }
 }
 
-// sums += weights * values over keys [begin, end); stride = padded width of sums' rows, which every value row can be
-// read to.
+// sums += weights * values over the keys that each block of rows sees; stride = padded width of sums' rows, which every
+// value row can be read to.
 HWY_INLINE void accumulate_values(const float* weights, std::int64_t rows, const std::uint8_t* const* values,
-                                  std::int64_t begin, std::int64_t end, std::int64_t stride, float* sums) {
+                                  const BlockKeys* blocks, std::int64_t stride, float* sums) {
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(FloatTag()));
   std::int64_t column = 0;
   for (; column + kBlockVectors * lanes <= stride; column += kBlockVectors * lanes) {
-    value_rows<kBlockVectors>(weights, rows, values, begin, end, column, stride, sums);
+    value_rows<kBlockVectors>(weights, rows, values, blocks, column, stride, sums);
   }
-  for (; column < stride; column += lanes) value_rows<1>(weights, rows, values, begin, end, column, stride, sums);
+  for (; column < stride; column += lanes) value_rows<1>(weights, rows, values, blocks, column, stride, sums);
 }
 
 // The same sums in the same order, but keys of weight 0 are left out: 0 * infinity would be NaN. Slow; for tiles in

@@ -63,6 +63,15 @@ inline bool has_integers(CacheType type) noexcept {
   return type == CacheType::kInt8 || type == CacheType::kInt4;
 }
 
+// Rows of Q that are multiplied together.
+inline constexpr int kBlockRows = 4;
+
+// Keys [begin, end) of a tile, outside of which a block of rows sees none. Only they are multiplied: at the diagonal of
+// a causal mask, half of them.
+struct BlockKeys {
+  std::int32_t begin = 0, end = 0;
+};
+
 // Carves one block of floats into named arrays, or only measures it when data is nullptr.
 class FloatArena {
  public:
@@ -127,6 +136,7 @@ struct LaneScratch {
   float* norm_weight = nullptr;  // [padded(head_size)]
   float* bias = nullptr;         // [kTileKeys]
   float* factors = nullptr;      // [rows]: what turns a row's sums into its output
+  BlockKeys* blocks = nullptr;   // [rows / kBlockRows, rounded up]
   SoftmaxState chunk, running;
 
   static LaneScratch carve(FloatArena& arena, const Problem& problem) noexcept {
@@ -149,6 +159,8 @@ struct LaneScratch {
     scratch.norm_weight = arena.take(problem.head_size);
     scratch.bias = arena.take(kTileKeys);
     scratch.factors = arena.take(rows);
+    static_assert(sizeof(BlockKeys) <= kBlockRows * sizeof(float));
+    scratch.blocks = reinterpret_cast<BlockKeys*>(arena.take(rows + kBlockRows));
     scratch.chunk = SoftmaxState::carve(arena, problem);
     scratch.running = SoftmaxState::carve(arena, problem);
     return scratch;
