@@ -8,7 +8,7 @@
 #include "contract/visible.h"
 #include "cpu/float_mode.h"
 
-// A call is a list of tiles (sequence, KV head, up to about 64 query rows), each with the chunks of keys that it sees.
+// A call is a list of tiles (sequence, KV head, up to about 256 query rows), each with the chunks of keys that it sees.
 //
 // Most tiles are "whole": one lane walks all chunks in order and finishes. A tile with far more chunks than its share
 // of the work is "split": its chunks are items that lanes take one at a time, each into a slot of its own, and
