@@ -161,8 +161,10 @@ def generate(
     if not given:
         raise click.UsageError("No prompt; give --prompt TEXT, --prompts-file FILE or -.")
     from .engine import Sampling, TextEngine
+    from .processors import check_threads
     from .render import Tally, show
 
+    check_threads(options["threads"])
     sampling = Sampling(*(options[name] for name in ("max_tokens", "temperature", "top_k", "top_p", "seed")))
     blocks = options["num_blocks"]
     overrides = {"engine": {"dynamic_batching": {"num_blocks": blocks}}} if blocks else None

@@ -394,3 +394,8 @@ def test_a_prompt_that_is_not_utf8(capsys: pytest.CaptureFixture[str]) -> None:
     """Risk: bytes out of the shell that are no text reach the tokenizer."""
     assert octavo.cli.main(["generate", "nowhere", "--prompt", "\udcff"]) == 2
     assert "is not UTF-8 text" in capsys.readouterr().err
+
+
+def test_more_threads_than_processors_are_refused(run: Run, model_dir: Path) -> None:
+    done = run("generate", model_dir, "--prompt", "x", "--threads", 1024)
+    assert done.returncode == 1 and "give --threads" in done.stderr and "Traceback" not in done.stderr
