@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import onnxruntime_genai as og
 
 EVENTS_PER_STEP = 64
+CHARACTER_BYTES = 4  # of a UTF-8 character, and so the most tokens that one may take
 FATAL = 4  # severity of what onnxruntime logs; errors reach the caller
 STUCK_STEPS = 50  # steps with nothing but "blocked" or "try again" after which a request is put back
 SILENT_STEPS = 10_000  # steps without any event: a chunked prefill of the longest prompt takes far fewer
@@ -348,7 +349,9 @@ class _Batch:
         answer.state = "done"
         answer.finish_reason = event.finish_reason.name.lower()
         answer.cached_prompt_tokens = int(event.usage.cached_prompt_tokens)
-        if not answer.text:  # NaN logits end like this: the engine neither reports nor shows them
+        # Text may be missing where the last character was cut short, too.
+        cut_short = answer.finish_reason.startswith("max_") and len(answer.token_ids) < CHARACTER_BYTES
+        if not answer.text and not cut_short:  # NaN logits end like this: the engine neither reports nor shows them
             _fail(
                 answer,
                 "the model answered without any text. It may have nothing to say; "

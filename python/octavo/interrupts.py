@@ -6,9 +6,10 @@ not at all. So one that comes while anything is imported waits until that is don
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
-import threading
+import time
 from types import FrameType
 
 _RETRY_SECONDS = 0.02
@@ -39,9 +40,12 @@ def comes_later(number: int, frame: FrameType | None) -> bool:
     """For handlers: whether the signal came during an import. If so, it will come again soon."""
     while frame is not None:
         if frame.f_globals.get("__name__") in _IMPORTERS:
-            again = threading.Timer(_RETRY_SECONDS, os.kill, (os.getpid(), number))
-            again.daemon = True
-            again.start()
+            _thread.start_new_thread(_send_again, (number,))  # not threading's, which takes a lock that may be held
             return True
         frame = frame.f_back
     return False
+
+
+def _send_again(number: int) -> None:
+    time.sleep(_RETRY_SECONDS)
+    os.kill(os.getpid(), number)

@@ -119,8 +119,11 @@ HWY_INLINE void decode_keys(const Call& call, const CallKernels& kernels, LaneSc
       decode_key(keys.keys[k], problem.head_size, key);
       keys.keys[k] = reinterpret_cast<const std::uint8_t*>(key);
     }
-    if (shared) keys.values[k] = keys.keys[k];
-    if (shared || !decodes_values) continue;
+    if (!decodes_values) continue;
+    if (shared) {
+      keys.values[k] = keys.keys[k];
+      continue;
+    }
     float* value = scratch.values + k * value_stride;
     decode_value(keys.values[k], problem.v_head_size, value);
     keys.values[k] = reinterpret_cast<const std::uint8_t*>(value);

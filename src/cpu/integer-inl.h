@@ -413,6 +413,7 @@ void accumulate_stream_integers(float* weights, std::int64_t rows, const std::ui
 }
 
 // Splits rows of Q for K's codes of type Codec.
+static_assert(kBlockRows % kScoreRows == 0, "rows_that_see() starts at whole blocks, which these must fill");
 template <class Codec>
 void split_rows(const QueryRows& query, std::int64_t rows, std::int64_t width) {
   for (std::int64_t r = 0; r < rows; ++r) {

@@ -42,6 +42,30 @@ void set_query(Call& call, std::int64_t token, const std::function<double(std::i
   }
 }
 
+// Risk: of a latent cache's row, which is key and value, one is multiplied as codes and the other as floats, since only
+// one is whole pieces.
+TEST(FixedPoint, KeysAsFloatsBesideValuesAsCodes) {
+  for (const CacheType cache : {CacheType::kInt8, CacheType::kInt4}) {
+    for (const std::int64_t added : {1, 3, 40}) {
+      Case spec;
+      spec.latent = true;
+      spec.kv_num_heads = 1;
+      spec.num_heads = 5;
+      spec.head_size = cache == CacheType::kInt8 ? 72 : 96;
+      spec.v_head_size = 64;
+      spec.scale = 0.125f;
+      spec.past = {90};
+      spec.added = {added};
+      spec.lse = true;
+      spec = with_cache(spec, cache, QuantType::kPerTensor, CacheType::kTensorType, QuantType::kNone);
+      Call call(spec);
+      for (const std::string& backend : accepting_backends(call)) {
+        EXPECT_TRUE(judge(call, {.backend = backend})) << backend << " " << name(cache) << ", " << added << " tokens";
+      }
+    }
+  }
+}
+
 // Risks: a unit that overflows or is 0, a rounding to an integer that does not fit, a row that takes its neighbours
 // with it. One token with ordinary numbers stands among extreme ones.
 TEST(FixedPoint, StandsExtremeQueries) {
