@@ -417,8 +417,8 @@ def check_picture(path: str | os.PathLike[str]) -> None:
     """Raises OctavoError where `draw` could not write `path`: to be called before minutes of measurement."""
     if importlib.util.find_spec("matplotlib") is None:
         raise OctavoError(NO_MATPLOTLIB)
-    file = Path(path)
     try:
+        file = Path(os.path.realpath(path))  # of a link that leads nowhere, not the link is made and taken away again
         if file.exists() and not file.is_file() and not file.is_dir():
             return  # a device or a pipe, which opening would disturb
         existed = file.exists()

@@ -165,8 +165,16 @@ class _Scope:
         return self.keys.get(name, name)
 
     def attribute(self, attribute: onnx.AttributeProto) -> onnx.AttributeProto | None:
-        """Itself, or what the function's call gives for it; None where that is nothing."""
-        return self.attributes.get(attribute.ref_attr_name) if attribute.ref_attr_name else attribute
+        """Itself, or what the function's call gives for it, under its own name; None where that is nothing."""
+        if not attribute.ref_attr_name:
+            return attribute
+        found = self.attributes.get(attribute.ref_attr_name)
+        if found is None:
+            return None
+        given = onnx.AttributeProto()
+        given.CopyFrom(found)
+        given.name = attribute.name
+        return given
 
 
 class _Reader:

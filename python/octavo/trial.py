@@ -26,7 +26,8 @@ def try_engine(model_dir: str | os.PathLike[str], timeout: float = TIMEOUT_SECON
     except OSError as error:
         return f"no process could be started for it: {error.strerror or error}."
     if done.returncode < 0:
-        name = signal.Signals(-done.returncode).name
+        number = -done.returncode
+        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
         return f"the process was ended by {name}" + (", for want of memory." if name == "SIGKILL" else ".")
     for line in done.stdout.decode(errors="replace").splitlines():
         if line.startswith(_MARK):

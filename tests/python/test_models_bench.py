@@ -246,3 +246,11 @@ def test_a_picture_needs_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_wrong_usage(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert octavo.cli.main(["bench", *arguments]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_picture_through_a_link_leaves_the_link(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    link = tmp_path / "link.png"
+    link.symlink_to(tmp_path / "target.png")
+    bench.check_picture(link)
+    assert link.is_symlink() and not (tmp_path / "target.png").exists()

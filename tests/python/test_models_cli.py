@@ -201,6 +201,7 @@ def test_ctrl_c_while_libraries_load(interruptible: None, arguments: tuple[str, 
         # Before the modules of `octavo`, or after its end, Python takes the signal as it likes.
         ended = (130, b"octavo: interrupted.") if process.returncode == 130 else (process.returncode, b"")
         assert process.returncode in (130, 0, 1, -signal.SIGINT), (step, process.returncode, errors)
+        assert b"Traceback" not in errors and b"Error" not in errors, (step, errors)
         if arguments[0] != "doctor" or process.returncode != 1:
             assert (process.returncode, errors.strip()) == ended, step
 
