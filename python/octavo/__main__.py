@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from .interrupts import spare_imports
-
-EXIT_INTERRUPTED = 130
+from .interrupts import EXIT_INTERRUPTED, spare_imports
 
 
 def main() -> int:

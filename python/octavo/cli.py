@@ -14,8 +14,7 @@ from . import __version__, cli_models, cli_reports
 from .cli_options import EXIT_FAILURE
 from .console import output_failed
 from .errors import OctavoError
-
-EXIT_INTERRUPTED = 130
+from .interrupts import EXIT_INTERRUPTED
 
 
 @click.group(
@@ -116,7 +115,3 @@ def _run(arguments: list[str] | None) -> int:
     except SystemExit as stop:
         return int(stop.code or 0)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -89,10 +89,7 @@ def explain(model: str, context: int | None, batch: int, as_json: bool) -> None:
         print_json(report.as_json())
     else:
         click.echo(report.text())
-    for reason in report.refusals:
-        click.echo(f"octavo: {reason}", err=True)
-    if report.refusals:
-        sys.exit(EXIT_FAILURE)
+    _fail_for(report.refusals)
 
 
 @click.command(
@@ -130,10 +127,7 @@ def perplexity(model_dir: str, text: str | None, as_json: bool, **options: Any) 
         print_json(report.as_json())
     else:
         print_perplexity(report, options["threads"])
-    for name, reason in report.failed.items():
-        click.echo(f"octavo: {name} was not measured: {reason}", err=True)
-    if report.failed:
-        sys.exit(EXIT_FAILURE)
+    _fail_for([f"{name} was not measured: {reason}" for name, reason in report.failed.items()])
 
 
 @click.command(
@@ -221,3 +215,11 @@ def bench(
         print_bench(report)
     if png:
         draw(report, png)
+
+
+def _fail_for(reasons: list[str]) -> None:
+    """Ends the command after its report, where there are reasons to."""
+    for reason in reasons:
+        click.echo(f"octavo: {reason}", err=True)
+    if reasons:
+        sys.exit(EXIT_FAILURE)

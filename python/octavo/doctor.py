@@ -19,7 +19,7 @@ from rich.markup import escape
 from .calibration import Progress, no_progress
 from .errors import OctavoError, counted, first_line, shown
 from .explain import unknown_attributes
-from .model_folder import CONFIG_FILE, REQUIRED_FILES, read_config, read_json
+from .model_folder import CONFIG_FILE, REQUIRED_FILES, dig, read_config, read_json
 from .onnx_model import OnnxModel, ValueType, read_model, why_unreadable
 from .runtime import LIBRARY_NAME, genai_config, get_library_path, register
 from .sizes import token_bytes
@@ -59,7 +59,7 @@ def examine(model_dir: str | os.PathLike[str], progress: Progress = no_progress)
         findings.append(Finding("folder", True, ", ".join(REQUIRED_FILES)))
     except OctavoError as error:
         return [*findings, Finding("folder", False, str(error))]  # it says what to do itself
-    name = str(_dig(config, "model", "decoder", "filename") or "model.onnx")
+    name = str(dig(config, "model", "decoder", "filename") or "model.onnx")
     try:
         model = read_model(folder / name)
     except OctavoError as error:
@@ -157,7 +157,7 @@ def _file_size(file: Path) -> int | None:
 
 
 def _config(config: dict[str, Any], model: OnnxModel) -> Iterator[Finding]:
-    kind = _dig(config, "model", "type")
+    kind = dig(config, "model", "type")
     ok = isinstance(kind, str) and bool(kind)
     advice = "" if ok else f'set model.type to "llama" or "decoder" in {CONFIG_FILE}'
     yield Finding("type", ok, f"{kind}", advice)
@@ -165,7 +165,7 @@ def _config(config: dict[str, Any], model: OnnxModel) -> Iterator[Finding]:
     yield from _engine_section(config, model)
     decoder = _section(config, "model", "decoder")
     for key, got in _graph_numbers(model).items():
-        written = _dig(config, "model", key) if key == "vocab_size" else decoder.get(key)
+        written = dig(config, "model", key) if key == "vocab_size" else decoder.get(key)
         ok = written == got
         advice = "" if ok else f"set {key} to {got} in {CONFIG_FILE}"
         yield Finding(key, ok, f"graph {got}, config {written}", advice)
@@ -173,7 +173,7 @@ def _config(config: dict[str, Any], model: OnnxModel) -> Iterator[Finding]:
 
 
 def _engine_section(config: dict[str, Any], model: OnnxModel) -> Iterator[Finding]:
-    batching = _dig(config, "engine", "dynamic_batching")
+    batching = dig(config, "engine", "dynamic_batching")
     if not isinstance(batching, dict):
         advice = f'add "engine": {{"dynamic_batching": {{"block_size": ..., "num_blocks": ...}}}} to {CONFIG_FILE}'
         yield Finding(
@@ -234,7 +234,7 @@ def available_bytes() -> int | None:
 
 
 def _context_length(config: dict[str, Any], model: OnnxModel) -> Iterator[Finding]:
-    written = _dig(config, "model", "context_length")
+    written = dig(config, "model", "context_length")
     if not isinstance(written, int) or written <= 0:
         advice = f"set model.context_length in {CONFIG_FILE}"
         yield Finding("context_length", False, "missing" if written is None else f"{written}", advice)
@@ -272,7 +272,7 @@ def _graph_numbers(model: OnnxModel) -> dict[str, int]:
 
 
 def _library_setting(decoder: dict[str, Any]) -> Finding:
-    written = _dig(decoder, "session_options", "custom_ops_library")
+    written = dig(decoder, "session_options", "custom_ops_library")
     ok = written in (None, LIBRARY_NAME)
     detail = (
         f"custom_ops_library: {written}" if written else "not written: only octavo's own tools will find the library"
@@ -282,7 +282,7 @@ def _library_setting(decoder: dict[str, Any]) -> Finding:
 
 
 def _tokenizer(folder: Path, config: dict[str, Any]) -> Iterator[Finding]:
-    vocab_size = _dig(config, "model", "vocab_size")
+    vocab_size = dig(config, "model", "vocab_size")
     try:
         highest = max(_token_ids(read_json(folder / "tokenizer.json")))
         settings = read_json(folder / "tokenizer_config.json")
@@ -292,7 +292,7 @@ def _tokenizer(folder: Path, config: dict[str, Any]) -> Iterator[Finding]:
     ok = isinstance(vocab_size, int) and highest < vocab_size
     advice = "" if ok else "the tokenizer belongs to another model: convert again"
     yield Finding("tokenizer", ok, f"highest token id {highest}, vocab_size {vocab_size}", advice)
-    stops = _dig(config, "model", "eos_token_id")
+    stops = dig(config, "model", "eos_token_id")
     stops = stops if isinstance(stops, list) else [stops]
     ok = bool(stops) and all(isinstance(stop, int) and 0 <= stop <= highest for stop in stops)
     advice = "" if ok else f"set model.eos_token_id in {CONFIG_FILE} to the id of the end token"
@@ -303,7 +303,7 @@ def _tokenizer(folder: Path, config: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _token_ids(tokenizer: dict[str, Any]) -> list[int]:
-    vocabulary = _dig(tokenizer, "model", "vocab")
+    vocabulary = dig(tokenizer, "model", "vocab")
     added = tokenizer.get("added_tokens", [])
     if isinstance(vocabulary, list):  # Unigram: [text, score] in the order of the ids
         vocabulary = {index: index for index in range(len(vocabulary))}
@@ -311,7 +311,7 @@ def _token_ids(tokenizer: dict[str, Any]) -> list[int]:
         raise OctavoError("tokenizer.json has no model.vocab.")
     if not isinstance(added, list):
         raise OctavoError("tokenizer.json: added_tokens must be a list.")
-    ids = [*vocabulary.values(), *(_dig(token, "id") for token in added)]
+    ids = [*vocabulary.values(), *(dig(token, "id") for token in added)]
     if not all(isinstance(token_id, int) for token_id in ids):
         raise OctavoError("tokenizer.json has tokens whose id is no number.")
     return ids
@@ -384,7 +384,7 @@ def _engine_runs(folder: Path, config: dict[str, Any]) -> Finding:
     why = try_engine(folder)
     if not why:
         return Finding("engine", True, "onnxruntime-genai's engine loads the model and generates")
-    kind = _dig(config, "model", "type")
+    kind = dig(config, "model", "type")
     advice = "report this message"
     if why.startswith(NO_ANSWER):
         advice = "a large model may need longer: try octavo generate itself"
@@ -406,14 +406,6 @@ def _block_size(model: OnnxModel) -> int | None:
     return cache.shape[1] if isinstance(cache.shape[1], int) else None
 
 
-def _dig(value: Any, *keys: str) -> Any:
-    for key in keys:
-        if not isinstance(value, dict):
-            return None
-        value = value.get(key)
-    return value
-
-
 def _section(config: dict[str, Any], *keys: str) -> dict[str, Any]:
-    value = _dig(config, *keys)
+    value = dig(config, *keys)
     return value if isinstance(value, dict) else {}

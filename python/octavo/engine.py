@@ -19,7 +19,7 @@ import numpy as np
 
 from . import huge_pages
 from .errors import OctavoError, first_line
-from .model_folder import CONFIG_FILE, read_config
+from .model_folder import CONFIG_FILE, config_number, dig, read_config
 from .runtime import genai_config, require_no_nul
 
 if TYPE_CHECKING:
@@ -109,7 +109,8 @@ class TextEngine:
         self, model_dir: str | os.PathLike[str], threads: int = 0, overrides: dict[str, Any] | None = None
     ) -> None:
         self.folder = os.fspath(model_dir)
-        self._block_size, self._num_blocks = _pool(read_config(model_dir), overrides or {})
+        written = read_config(model_dir)
+        self._block_size, self._num_blocks = _pool(written, overrides or {})
         config = genai_config(model_dir, **(overrides or {}))
         import onnxruntime_genai as og
 
@@ -118,7 +119,9 @@ class TextEngine:
         self._has_huge_pages = False
         if hasattr(og, "disable_telemetry_events"):
             og.disable_telemetry_events()
-        options = {"log_severity_level": FATAL, **({"intra_op_num_threads": threads} if threads else {})}
+        options = {"intra_op_num_threads": threads} if threads else {}
+        if dig(written, "model", "decoder", "session_options", "log_severity_level") is None:
+            options["log_severity_level"] = FATAL
         config.overlay(json.dumps({"model": {"decoder": {"session_options": options}}}))
         try:
             self._model = og.Model(config)
@@ -428,17 +431,13 @@ def reason(error: Exception) -> str:
 
 def _pool(config: dict[str, Any], overrides: dict[str, Any]) -> tuple[int, int]:
     """block_size and num_blocks. Raises OctavoError where the configuration does not say them."""
+    keys = ("engine", "dynamic_batching")
     batching: dict[str, Any] = {}
     for source in (config, overrides):
-        engine = source.get("engine")
-        section = engine.get("dynamic_batching") if isinstance(engine, dict) else None
+        section = dig(source, *keys)
         batching |= section if isinstance(section, dict) else {}
-    sizes = [batching.get(name) for name in ("block_size", "num_blocks")]
-    for name, size in zip(("block_size", "num_blocks"), sizes, strict=True):
-        if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
-            what = "is missing" if size is None else f"is {size!r}, not a positive integer"
-            raise OctavoError(f"{CONFIG_FILE}: engine.dynamic_batching.{name} {what}; run octavo doctor.")
-    return sizes[0], sizes[1]
+    merged = {keys[0]: {keys[1]: batching}}
+    return config_number(merged, *keys, "block_size"), config_number(merged, *keys, "num_blocks")
 
 
 def _refuse(answer: Answer, problem: str) -> None:

@@ -230,9 +230,11 @@ def _signals_raise() -> Iterator[None]:
     """
     usual = (signal.SIG_DFL, signal.default_int_handler, interrupts.interrupt)
     before = {number: taken for number, taken in _handled_signals().items() if taken in usual}
+    # Of the octavo command only: somebody else's program may do all its work while a module is imported.
+    spares_imports = interrupts.interrupt in before.values()
 
     def stop(number: int, frame: Any) -> None:
-        if interrupts.comes_later(number, frame):
+        if spares_imports and interrupts.comes_later(number, frame):
             return
         for other in before:
             signal.signal(other, signal.SIG_IGN)

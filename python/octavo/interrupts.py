@@ -12,8 +12,8 @@ import signal
 import time
 from types import FrameType
 
+EXIT_INTERRUPTED = 130
 _RETRY_SECONDS = 0.02
-_spared: list[bool] = []  # not empty after spare_imports()
 _IMPORTERS = (
     "_frozen_importlib",
     "_frozen_importlib_external",
@@ -29,7 +29,6 @@ def spare_imports() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
-        _spared.append(True)
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
@@ -39,11 +38,8 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def comes_later(number: int, frame: FrameType | None) -> bool:
-    """For handlers: whether the signal came during an import. If so, it will come again soon.
-
-    Never so before spare_imports(): a program of somebody else may do all its work while a module is imported.
-    """
-    while frame is not None and _spared:
+    """For handlers: whether the signal came during an import. If so, it will come again soon."""
+    while frame is not None:
         if frame.f_globals.get("__name__") in _IMPORTERS:
             _thread.start_new_thread(_send_again, (number,))  # not threading's, which takes a lock that may be held
             return True

@@ -44,9 +44,7 @@ def read_config(model_dir: str | os.PathLike[str]) -> dict[str, Any]:
 
 def graph_file(model_dir: str | os.PathLike[str], config: dict[str, Any]) -> Path:
     """The ONNX file of a model folder, which may be absent. Raises OctavoError where its name is no text."""
-    value: Any = config
-    for key in ("model", "decoder", "filename"):
-        value = value.get(key) if isinstance(value, dict) else None
+    value = dig(config, "model", "decoder", "filename")
     if value is not None and (not isinstance(value, str) or not value):
         raise OctavoError(f"model.decoder.filename in {CONFIG_FILE} must be a file's name; it is {quoted(value)}.")
     return Path(model_dir) / (value or GRAPH_FILE)
@@ -73,11 +71,16 @@ def read_json(file: Path) -> dict[str, Any]:
     return content
 
 
-def config_number(config: dict[str, Any], *keys: str) -> int:
-    """A positive whole number of genai_config.json, by its keys from outside in. Raises OctavoError for another."""
-    value: Any = config
+def dig(value: Any, *keys: str) -> Any:
+    """What stands in nested dictionaries, by its keys from outside in. None where there is nothing."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def config_number(config: dict[str, Any], *keys: str) -> int:
+    """A positive whole number of genai_config.json, as dig. Raises OctavoError for another."""
+    value = dig(config, *keys)
     if type(value) is int and value > 0:  # True is an int too
         return value
     found = "it is missing" if value is None else f"it is {quoted(value)}"

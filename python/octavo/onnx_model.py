@@ -19,7 +19,7 @@ from .errors import OctavoError, shown
 
 MAX_GRAPH_BYTES = 2 << 30  # protobuf's own limit
 MAX_NODES = 1 << 18  # with those of functions at every call: a few functions that call each other can make billions
-MAX_DEPTH = 64  # calls within calls
+MAX_DEPTH = 64  # graphs within graphs
 # Types of which a byte holds several elements, and how many.
 _PACKED = {"INT4": 2, "UINT4": 2, "FLOAT4E2M1": 2, "INT2": 4, "UINT2": 4}
 
@@ -160,6 +160,7 @@ class _Scope:
     keys: dict[str, str] = field(default_factory=dict)
     attributes: dict[str, onnx.AttributeProto] = field(default_factory=dict)  # of the function's call
     calls: tuple[str, ...] = ()  # functions that are being read
+    depth: int = 0
 
     def key(self, name: str) -> str:
         return self.keys.get(name, name)
@@ -223,7 +224,7 @@ class _Reader:
 
     def _read_body(self, body: onnx.GraphProto, node: onnx.NodeProto, where: str, index: int, scope: _Scope) -> None:
         """The body of a loop whose input has no type of its own takes the value that the loop starts with."""
-        inner = _inside(scope, where, index, scope.source)
+        inner = self._inside(scope, where, index, scope.source)
         defined = [
             *(value.name for value in body.input),
             *(tensor.name for tensor in body.initializer),
@@ -240,10 +241,10 @@ class _Reader:
         self._read_graph(body, inner)
 
     def _read_function(self, function: onnx.FunctionProto, node: onnx.NodeProto, index: int, scope: _Scope) -> None:
-        name = f"{function.domain}::{function.name}"
-        if name in scope.calls or len(scope.calls) >= MAX_DEPTH:
+        name = ":".join(filter(None, (f"{function.domain}::{function.name}", function.overload)))
+        if name in scope.calls:
             raise OctavoError(f"{self._path}: function {shown(name)} calls itself.")
-        inner = _inside(scope, f"{function.name} called by {_node_name(node, index)}", index, f"{name}/")
+        inner = self._inside(scope, f"{function.name} called by {_node_name(node, index)}", index, f"{name}/")
         inner = replace(inner, calls=(*scope.calls, name), attributes={a.name: a for a in function.attribute_proto})
         for attribute in node.attribute:
             given = scope.attribute(attribute)
@@ -279,13 +280,14 @@ class _Reader:
             external = self.described.external_bytes
             external[location] = max(external.get(location, 0), offset + weight.byte_count)
 
-
-def _inside(scope: _Scope, where: str, index: int, source: str) -> _Scope:
-    """The scope of a graph inside a node of another, with no names yet."""
-    prefix = f"{scope.prefix}{index} {where}/"
-    place = source if source != scope.source else f"{source}{index} {where}/"
-    full = where + (f" in {scope.where}" if scope.where else "")
-    return replace(scope, prefix=prefix, where=full, source=place, keys={})
+    def _inside(self, scope: _Scope, where: str, index: int, source: str) -> _Scope:
+        """The scope of a graph inside a node of another, with no names yet."""
+        if scope.depth == MAX_DEPTH:
+            raise OctavoError(f"{self._path}: more than {MAX_DEPTH} branches, bodies and calls within each other.")
+        prefix = f"{scope.prefix}{index} {where}/"
+        place = source if source != scope.source else f"{source}{index} {where}/"
+        full = where + (f" in {scope.where}" if scope.where else "")
+        return replace(scope, prefix=prefix, where=full, source=place, keys={}, depth=scope.depth + 1)
 
 
 def _node_name(node: onnx.NodeProto, index: int) -> str:

@@ -32,31 +32,47 @@ std::int64_t slot_count(std::int64_t lanes) noexcept {
 }
 
 // sum over sequences of ceil(new tokens / tokens per tile) <= tokens / per tile + sequences with tokens
-std::int64_t max_tiles(const Problem& problem) noexcept {
-  const std::int64_t per_head = problem.token_count / tokens_per_tile(problem, kFewestTileRows) +
-                                std::min(problem.token_count, problem.batch_size);
+std::int64_t max_tiles(const Problem& problem, std::int64_t tile_rows) noexcept {
+  const std::int64_t per_head =
+      problem.token_count / tokens_per_tile(problem, tile_rows) + std::min(problem.token_count, problem.batch_size);
   return per_head * problem.kv_num_heads;
+}
+
+// The rows of a tile, at most `rows`, of which there are enough for all lanes. count: how many tiles of so many rows.
+template <typename Count>
+std::int64_t choose_tile_rows(std::int64_t rows, std::int64_t lanes, const Count& count) noexcept {
+  if (lanes == 1) return rows;
+  while (rows > kFewestTileRows && count(rows) < kTilesPerLane * lanes) rows = std::max(kFewestTileRows, rows / 2);
+  return rows;
+}
+
+// The most that a call of this problem chooses, whatever its lengths: what the workspace holds.
+std::int64_t planned_tile_rows(const Problem& problem, std::int64_t lanes) noexcept {
+  return choose_tile_rows(most_tile_rows(problem), lanes, [&](std::int64_t rows) { return max_tiles(problem, rows); });
 }
 
 // The workspace, carved: lanes' scratch, slots, two carries, then the tiles.
 struct Carved {
   Tile* tiles = nullptr;
   FloatArena arena{nullptr};
+  std::int64_t tile_rows = 0, rows = 0;
   std::int64_t lane_floats = 0, state_floats = 0;
   float* lanes = nullptr;
   float* states = nullptr;  // slots, then two carries
 
   Carved(const Problem& problem, std::int64_t lanes_, float* base) noexcept : arena(base) {
+    tile_rows = planned_tile_rows(problem, lanes_);
+    rows = max_tile_rows(problem, tile_rows);
     FloatArena lane(nullptr);
-    LaneScratch::carve(lane, problem);
+    LaneScratch::carve(lane, problem, rows);
     lane_floats = lane.used();
     FloatArena state(nullptr);
-    SoftmaxState::carve(state, problem);
+    SoftmaxState::carve(state, problem, rows);
     state_floats = state.used();
     lanes = arena.take(lane_floats * lanes_);
     states = arena.take(state_floats * (slot_count(lanes_) + 2));
     const auto tile_floats = static_cast<std::int64_t>(sizeof(Tile) / sizeof(float));
-    tiles = reinterpret_cast<Tile*>(arena.take(max_tiles(problem) * tile_floats));
+    tiles = reinterpret_cast<Tile*>(arena.take(max_tiles(problem, kFewestTileRows) * tile_floats));
   }
 };
 static_assert(sizeof(Tile) % sizeof(float) == 0);
@@ -113,14 +129,14 @@ class Schedule {
 
   LaneScratch scratch(std::int64_t lane) const noexcept {
     FloatArena arena(carved_.lanes + lane * carved_.lane_floats);
-    LaneScratch scratch = LaneScratch::carve(arena, problem_);
+    LaneScratch scratch = LaneScratch::carve(arena, problem_, carved_.rows);
     std::fill_n(scratch.zeros, padded(problem_.head_size), 0.0f);
     return scratch;
   }
 
   SoftmaxState state(std::int64_t index) const noexcept {
     FloatArena arena(carved_.states + index * carved_.state_floats);
-    return SoftmaxState::carve(arena, problem_);
+    return SoftmaxState::carve(arena, problem_, carved_.rows);
   }
   SoftmaxState carry(std::int64_t parity) const noexcept { return state(slot_count(lanes_) + parity); }
 
@@ -194,7 +210,7 @@ class Schedule {
         tile.token_end = static_cast<std::int32_t>(std::min(tokens, begin + step));
         find_chunks(tile);
         const std::int64_t rows = tile.rows_per_head(problem_.group_size());
-        const std::int64_t heads = streams(problem_, rows) ? std::min(streamed_heads_, kFewestTileRows / rows) : 1;
+        const std::int64_t heads = streams(problem_, rows) ? std::min(streamed_heads_, kStreamTileRows / rows) : 1;
         for (std::int64_t head = 0; head < problem_.kv_num_heads; head += heads) {
           tile.kv_head = static_cast<std::int32_t>(head);
           tile.head_count = static_cast<std::int32_t>(std::min(heads, problem_.kv_num_heads - head));
@@ -216,11 +232,7 @@ class Schedule {
 
   // Split tiles first in the list, whole ones after them.
   void list_tiles() noexcept {
-    if (lanes_ > 1) {
-      while (tile_rows_ > kFewestTileRows && count_tiles(tile_rows_) < kTilesPerLane * lanes_) {
-        tile_rows_ = std::max(kFewestTileRows, tile_rows_ / 2);
-      }
-    }
+    tile_rows_ = choose_tile_rows(tile_rows_, lanes_, [this](std::int64_t rows) { return count_tiles(rows); });
     std::int64_t chunks = 0;
     while (true) {
       chunks = 0;
@@ -326,7 +338,7 @@ class Schedule {
   Carved carved_;
   std::int64_t tiles_ = 0, split_tiles_ = 0, split_items_ = 0;
   std::int64_t parity_ = 0;
-  std::int64_t tile_rows_ = most_tile_rows(problem_);
+  std::int64_t tile_rows_ = carved_.tile_rows;
   std::int64_t streamed_heads_ = problem_.kv_num_heads;  // KV heads of a tile that streams, at most
 };
 

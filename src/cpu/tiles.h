@@ -20,11 +20,11 @@ inline constexpr std::int64_t kChunkKeys = 1024;
 
 // Query rows (tokens x heads of the group) that share one pass over the keys, about: whole tokens only, at least one.
 // The more there are, the less decoding keys and transposing them costs beside the arithmetic on them (a fifth of a
-// prompt's time at 64 rows, 5 % at 256), until their queries and sums leave the second-level cache. A call with too few
-// tiles for its lanes has tiles of fewer rows.
+// prompt's time at 64 rows, an eighth at 256), until their queries and sums leave the second-level cache. A call with
+// too few tiles for its lanes has tiles of fewer rows.
 inline constexpr std::int64_t kTileRows = 256;
 inline constexpr std::int64_t kFewestTileRows = 64;
-inline constexpr std::int64_t kTileFloats = 32768;  // of queries or sums
+inline constexpr std::int64_t kTileFloats = 32768;  // of queries; there are no more of sums (v_head_size <= head_size)
 
 // Every float buffer's rows are padded to whole vectors of the widest target (16 floats).
 inline constexpr std::int64_t kPad = 16;
@@ -36,6 +36,7 @@ constexpr std::int64_t padded(std::int64_t n) noexcept {
 // the cache's rows directly (stream-inl.h), in whole pieces. With more rows, decoding a key once into floats is cheaper
 // than in registers for every four rows.
 inline constexpr std::int64_t kStreamRows = 8;
+inline constexpr std::int64_t kStreamTileRows = 64;  // of all its heads
 inline constexpr std::int64_t kStreamChannels = 32;
 
 inline bool streams(const Problem& problem, std::int64_t rows_per_head) noexcept {
@@ -52,11 +53,11 @@ inline std::int64_t tokens_per_tile(const Problem& problem, std::int64_t tile_ro
   return std::max<std::int64_t>(1, tile_rows / problem.group_size());
 }
 
-// Upper bound of the rows in any tile of this problem; tiles that stream have at most kFewestTileRows.
-inline std::int64_t max_tile_rows(const Problem& problem) noexcept {
+// Upper bound of the rows in any tile, where those of one KV head are cut at tile_rows.
+inline std::int64_t max_tile_rows(const Problem& problem, std::int64_t tile_rows) noexcept {
   const std::int64_t tokens =
-      std::min(tokens_per_tile(problem, most_tile_rows(problem)), std::max<std::int64_t>(1, problem.token_count));
-  return std::max(problem.group_size() * tokens, std::min(kFewestTileRows, problem.num_heads * tokens));
+      std::min(tokens_per_tile(problem, tile_rows), std::max<std::int64_t>(1, problem.token_count));
+  return std::max(problem.group_size() * tokens, std::min(kStreamTileRows, problem.num_heads * tokens));
 }
 
 inline bool has_integers(CacheType type) noexcept {
@@ -94,8 +95,7 @@ struct SoftmaxState {
   float* maximum = nullptr;  // [rows]
   float* weight = nullptr;   // [rows], sum of exp(score - maximum)
 
-  static SoftmaxState carve(FloatArena& arena, const Problem& problem) noexcept {
-    const std::int64_t rows = max_tile_rows(problem);
+  static SoftmaxState carve(FloatArena& arena, const Problem& problem, std::int64_t rows) noexcept {
     SoftmaxState state;
     state.sums = arena.take(rows * padded(problem.v_head_size));
     state.maximum = arena.take(rows);
@@ -139,8 +139,7 @@ struct LaneScratch {
   BlockKeys* blocks = nullptr;   // [rows / kBlockRows, rounded up]
   SoftmaxState chunk, running;
 
-  static LaneScratch carve(FloatArena& arena, const Problem& problem) noexcept {
-    const std::int64_t rows = max_tile_rows(problem);
+  static LaneScratch carve(FloatArena& arena, const Problem& problem, std::int64_t rows) noexcept {
     LaneScratch scratch;
     scratch.query.floats = arena.take(rows * problem.head_size);
     if (has_integers(problem.k_cache.logical)) {
@@ -161,8 +160,8 @@ struct LaneScratch {
     scratch.factors = arena.take(rows);
     static_assert(sizeof(BlockKeys) <= kBlockRows * sizeof(float));
     scratch.blocks = reinterpret_cast<BlockKeys*>(arena.take(rows + kBlockRows));
-    scratch.chunk = SoftmaxState::carve(arena, problem);
-    scratch.running = SoftmaxState::carve(arena, problem);
+    scratch.chunk = SoftmaxState::carve(arena, problem, rows);
+    scratch.running = SoftmaxState::carve(arena, problem, rows);
     return scratch;
   }
 

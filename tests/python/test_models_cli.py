@@ -198,12 +198,11 @@ def test_ctrl_c_while_libraries_load(interruptible: None, arguments: tuple[str, 
             time.sleep(0.08 + longest * step / 8)  # Python itself takes some 0.05 s, in which nobody can help
             process.send_signal(signal.SIGINT)
             _, errors = process.communicate(timeout=SECONDS)
-        # Before the modules of `octavo`, or after its end, Python takes the signal as it likes.
-        ended = (130, b"octavo: interrupted.") if process.returncode == 130 else (process.returncode, b"")
-        assert process.returncode in (130, 0, 1, -signal.SIGINT), (step, process.returncode, errors)
-        assert b"Traceback" not in errors and b"Error" not in errors, (step, errors)
-        if arguments[0] != "doctor" or process.returncode != 1:
-            assert (process.returncode, errors.strip()) == ended, step
+        # Where it came after the command's end, Python may end by it; doctor finds nothing at "nowhere".
+        finished = {"doctor": (0, 1, -signal.SIGINT), "bench": (0, -signal.SIGINT)}[arguments[0]]
+        expected = b"octavo: interrupted." if process.returncode == 130 else b""
+        assert process.returncode == 130 or process.returncode in finished, (step, process.returncode, errors)
+        assert errors.strip() == expected, (step, errors)
 
 
 def test_an_interrupt_waits_for_the_end_of_an_import(interruptible: None, tmp_path: Path) -> None:

@@ -255,12 +255,38 @@ def test_a_nul_character_is_refused(model_dir: Path) -> None:
 
 
 def test_damaged_weights_are_no_empty_answer(model_dir: Path, tmp_path: Path) -> None:
-    """Risk: NaN logits choose token 0, the end, and the run looks like a success."""
+    """Risk: NaN logits choose token 0, and the run looks like a success."""
     damaged = Path(shutil.copytree(model_dir, tmp_path / "damaged"))
     data = damaged / "model.onnx.data"
     data.write_bytes(np.full(data.stat().st_size // 4, np.nan, np.float32).tobytes())
-    (answer,) = answers(TextEngine(damaged), ["the"], Sampling(max_tokens=4))
-    assert answer.text or (answer.state == "failed" and "without any text" in answer.problem)
+    (answer,) = answers(TextEngine(damaged), ["the"], Sampling(max_tokens=8))
+    assert set(answer.token_ids) <= {0} and not answer.text
+    assert answer.state == "failed" and "without any text" in answer.problem
+
+
+@pytest.mark.parametrize(("tokens", "state"), [(3, "done"), (4, "failed")])
+def test_only_a_character_cut_short_may_have_no_text(model_dir: Path, tokens: int, state: str) -> None:
+    """Risk: a first character of several tokens, cut by --max-tokens, is taken for an answer of nothing."""
+    engine = TextEngine(model_dir)
+    silent = SimpleNamespace(decode=lambda token: "")
+    engine.tokenizer = _Replaced(engine.tokenizer, create_stream=lambda: silent)
+    (answer,) = answers(engine, ["the"], Sampling(max_tokens=tokens))
+    assert (answer.state, len(answer.token_ids)) == (state, tokens)
+
+
+def test_a_severity_that_the_configuration_asks_for_stays(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Risk: the backends that a user asks onnxruntime's log for are not told."""
+    monkeypatch.setenv("ORT_ENABLE_ATTENTION_KERNEL_DEBUG_INFO", "1")
+    changed = Path(shutil.copytree(model_dir, tmp_path / "changed"))
+    config = json.loads((changed / "genai_config.json").read_text())
+    for severity, told in ((None, False), (2, True)):
+        if severity is not None:
+            config["model"]["decoder"]["session_options"]["log_severity_level"] = severity
+        (changed / "genai_config.json").write_text(json.dumps(config))
+        answers(TextEngine(changed), ["the"], Sampling(max_tokens=2))
+        assert ("takes backend cpu_" in capfd.readouterr().err) == told
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, "9", True, None])
@@ -269,7 +295,9 @@ def test_a_wrong_number_of_blocks_is_named(model_dir: Path, tmp_path: Path, valu
     config = json.loads((changed / "genai_config.json").read_text())
     config["engine"]["dynamic_batching"]["num_blocks"] = value
     (changed / "genai_config.json").write_text(json.dumps(config))
-    with pytest.raises(OctavoError, match=r"num_blocks is"):
+    with pytest.raises(
+        OctavoError, match=r"dynamic_batching.num_blocks in genai_config.json must be a positive whole number; it is "
+    ):
         TextEngine(changed)
 
 

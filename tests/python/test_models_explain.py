@@ -385,6 +385,35 @@ def test_functions_that_call_without_end(tmp_path: Path) -> None:
         describe(tmp_path / "m.onnx")
 
 
+def test_functions_within_functions_end(tmp_path: Path) -> None:
+    """Risks: Python's own limit, as a traceback; an overload that calls another, taken for one that calls itself."""
+    model = onnx.load(graph(tmp_path / "m.onnx"))
+    opsets = [helper.make_opsetid("local", 1)]
+    for level in range(70):
+        called = helper.make_node("f", [], ["y"], domain="local", overload=str(level + 1))
+        model.functions.append(helper.make_function("local", "f", [], ["y"], [called], opsets, overload=str(level)))
+    model.graph.node.append(helper.make_node("f", [], ["z"], domain="local", overload="40"))
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    assert len(describe(tmp_path / "m.onnx").groups) == 1
+    model.graph.node[-1].overload = "0"
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(OctavoError, match="more than 64 branches, bodies and calls"):
+        describe(tmp_path / "m.onnx")
+
+
+def test_attributes_that_a_call_names_otherwise(tmp_path: Path) -> None:
+    """Risk: a weight given by a function's call is not counted, since it has the caller's name there."""
+    model = onnx.load(graph(tmp_path / "m.onnx"))
+    constant = helper.make_node("Constant", [], ["y"])
+    constant.attribute.add(name="value", ref_attr_name="w", type=onnx.AttributeProto.TENSOR)
+    opsets = [helper.make_opsetid("", 21)]
+    model.functions.append(helper.make_function("local", "f", [], ["y"], [constant], opsets, ["w"]))
+    weight = onnx.numpy_helper.from_array(np.zeros(6, np.float32), "")
+    model.graph.node.append(helper.make_node("f", [], ["z"], domain="local", w=weight))
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    assert describe(tmp_path / "m.onnx").sizes.weights == 6 * 4
+
+
 def test_weights_of_every_kind_count(tmp_path: Path) -> None:
     model = onnx.load(graph(tmp_path / "m.onnx"))
     model.graph.node.append(helper.make_node("Constant", [], ["a"], value_floats=[1.0, 2.0, 3.0]))
