@@ -72,9 +72,11 @@ def ignore_interrupts() -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry point. Returns the exit code: 0, 1 = failed (one sentence on stderr), 2 = wrong usage, 130 = Ctrl-C."""
-    if sys.stdout is None or sys.stderr is None:  # closed by the shell; libraries print without asking
-        sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-        sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stdout is None:  # closed by the shell; a file opened later would get its number, and what libraries print
+        click.echo("octavo: standard output is closed; direct it to a file, or to /dev/null.", err=True)
+        return EXIT_FAILURE
+    if sys.stderr is None:  # closed by the shell; libraries print without asking
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a character gets its code

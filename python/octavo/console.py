@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .errors import OctavoError, counted
+from .errors import OctavoError, as_argument, counted
 
 if TYPE_CHECKING:
     from .doctor import Finding
@@ -153,7 +153,7 @@ def progress_bar(first_step: str) -> Iterator[Callable[[str, int, int], None]]:
 
 
 def next_line(model_dir: Path) -> str:
-    return f'Next: {_own_command()} generate {shlex.quote(str(model_dir))} --prompt "Write a haiku about the sea."'
+    return f'Next: {_own_command()} generate {as_argument(model_dir)} --prompt "Write a haiku about the sea."'
 
 
 def _own_command() -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+
 MAX_QUOTED = 80
 
 
@@ -29,3 +32,9 @@ def first_line(error: Exception) -> str:
 def counted(count: int, noun: str) -> str:
     """ "1 token", "1,234 tokens"."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def as_argument(path: str | os.PathLike[str]) -> str:
+    """A path to paste behind a command: quoted for the shell, and never taken for an option."""
+    text = os.fspath(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
