@@ -6,8 +6,10 @@ Modules with heavy imports (onnx, onnxruntime, rich) are imported by the command
 from __future__ import annotations
 
 import sys
+from collections.abc import Generator
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,6 +27,9 @@ from .cli_options import (
 )
 from .console import next_line, output_failed, print_json, progress_bar
 from .errors import OctavoError, counted
+
+if TYPE_CHECKING:
+    from .engine import Answer, Sampling, TextEngine
 
 
 @click.command(
@@ -171,13 +176,11 @@ def generate(
     with progress_bar("loading the model"):
         engine = TextEngine(model_dir, options["threads"], overrides)
     tally = Tally()
-    answers = engine.generate(given, sampling, options["raw"])
+    answers = _under_a_bar(engine, given, sampling, options["raw"], as_json)
     try:
         if as_json:
-            with progress_bar("answering") as progress:
-                for answer in answers:
-                    tally.see(answer)
-                    progress("answering", tally.finished, len(given))
+            for answer in answers:
+                tally.see(answer)
         else:
             show(answers, len(given), tally)
     except OSError as error:  # everything else that fails has its own exception
@@ -190,6 +193,25 @@ def generate(
             click.echo(tally.summary(), err=True)
     if tally.problems:
         sys.exit(EXIT_FAILURE)
+
+
+def _under_a_bar(
+    engine: TextEngine, prompts: list[str], sampling: Sampling, raw: bool, as_json: bool
+) -> Generator[Answer, None, None]:
+    """What engine.generate yields, under a bar on stderr until text is shown: a long prompt takes a while to read."""
+    is_live = len(prompts) > 1 and sys.stdout.isatty() and not as_json  # render.show tells then what waits
+    until = ("done", "failed") if len(prompts) > 1 else ("running", "done", "refused", "failed")
+    finished = 0
+    with ExitStack() as bar:
+        progress = (lambda *step: None) if is_live else bar.enter_context(progress_bar("reading the prompt"))
+        with closing(engine.generate(prompts, sampling, raw, progress)) as answers:
+            for answer in answers:
+                finished += answer.finished
+                if answer.state in until and not as_json:
+                    bar.close()
+                elif answer.token_ids:
+                    progress("answering", finished, len(prompts))
+                yield answer
 
 
 @click.command(

@@ -11,14 +11,15 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from . import huge_pages
-from .errors import OctavoError, first_line
+from .errors import OctavoError, as_argument, first_line
 from .model_folder import CONFIG_FILE, config_number, dig, read_config
 from .runtime import genai_config, require_no_nul
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 EVENTS_PER_STEP = 64
 CHARACTER_BYTES = 4  # of a UTF-8 character, and so the most tokens that one may take
+NAN_TOKENS = 16  # of token 0, or without text, at an answer's end: so many are no coincidence
 FATAL = 4  # severity of what onnxruntime logs; errors reach the caller
 STUCK_STEPS = 50  # steps with nothing but "blocked" or "try again" after which a request is put back
 SILENT_STEPS = 10_000  # steps without any event: a chunked prefill of the longest prompt takes far fewer
@@ -35,13 +37,21 @@ LONG_ANSWER = 192  # tokens from which large pages save more time than they cost
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen. temperature 0 = the likeliest token; top_k 0 and top_p 1 switch those limits off."""
+    """How tokens are chosen. temperature 0 = the likeliest token; top_k 0 and top_p 1 switch those limits off.
+
+    A top_k of more tokens than the model has is no limit either.
+    """
 
     max_tokens: int = 256
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     seed: int | None = None
+
+    @property
+    def takes_the_likeliest(self) -> bool:
+        """Whether nothing is left to chance. The engine refuses limits that leave one token, and reads float32."""
+        return self.top_k == 1 or np.float32(self.temperature) == 0 or np.float32(self.top_p) == 0
 
 
 @dataclass
@@ -89,6 +99,7 @@ class _Running:
         self.stream = stream
         self.request: Any = None
         self.reserved_blocks = 0
+        self.tokens_shown = 0  # up to the last one that added text
 
     def tokens_so_far(self) -> np.ndarray:
         return np.concatenate([self.prompt_ids, np.array(self.answer.token_ids, np.int32)])
@@ -109,8 +120,10 @@ class TextEngine:
         self, model_dir: str | os.PathLike[str], threads: int = 0, overrides: dict[str, Any] | None = None
     ) -> None:
         self.folder = os.fspath(model_dir)
+        self.doctor = f"octavo doctor {as_argument(model_dir)}"
         written = read_config(model_dir)
         self._block_size, self._num_blocks = _pool(written, overrides or {})
+        self._vocabulary = config_number(written, "model", "vocab_size")
         config = genai_config(model_dir, **(overrides or {}))
         import onnxruntime_genai as og
 
@@ -134,7 +147,7 @@ class TextEngine:
                     f"{self._block_size} tokens (num_blocks of {CONFIG_FILE}, or --num-blocks)."
                 ) from error
             raise OctavoError(
-                f"{self.folder} does not load: {first_line(error)} Run `octavo doctor {self.folder}` for the reason."
+                f"{self.folder} does not load: {first_line(error)} Run `{self.doctor}` for the reason."
             ) from error
 
     @property
@@ -159,8 +172,16 @@ class TextEngine:
             hint = "" if raw else " The chat template may be missing: try --raw."
             raise OctavoError(f"the prompt cannot be tokenized: {first_line(error)}{hint}") from error
 
-    def generate(self, prompts: Sequence[str], sampling: Sampling | None = None, raw: bool = False) -> Iterator[Answer]:
+    def generate(
+        self,
+        prompts: Sequence[str],
+        sampling: Sampling | None = None,
+        raw: bool = False,
+        progress: Callable[[str, int, int], None] = lambda step, done, total: None,
+    ) -> Generator[Answer, None, None]:
         """Answers all prompts, batched as the engine sees fit; yields an Answer whenever it grew or changed state.
+
+        progress: called as (step, tokens done, tokens in all) while prompts are read and no answer has begun.
 
         A prompt that cannot run is refused alone. Closing the iterator (or an exception in the caller) frees all.
         Raises OctavoError where the engine fails before the first token, or again without a token in between; its
@@ -171,7 +192,7 @@ class TextEngine:
         sampling = sampling or Sampling()
         if sampling.max_tokens >= LONG_ANSWER:
             self.use_huge_pages()
-        batch = _Batch(self, sampling, raw)
+        batch = _Batch(self, sampling, raw, progress)
         try:
             yield from batch.run(prompts)
         finally:
@@ -195,6 +216,7 @@ class TextEngine:
         capabilities = self.engine.get_capabilities()
         self._limit = int(capabilities.max_request_length)
         self.batch_size = int(capabilities.configured_max_batch_size)
+        self.tokens_per_step = int(capabilities.max_scheduled_tokens)
 
     def blocks_for(self, token_count: int) -> int:
         """Cache blocks of a request of so many tokens in all, at most the whole pool."""
@@ -211,11 +233,11 @@ class TextEngine:
         request = self.engine.create_request(options=options)
         turn = self._og.TurnOptions(request)
         turn.set_max_generated_tokens(left)
-        turn.set_do_sample(sampling.temperature > 0)
-        if sampling.temperature > 0:
+        turn.set_do_sample(not sampling.takes_the_likeliest)
+        if not sampling.takes_the_likeliest:
             turn.set_temperature(sampling.temperature)
             turn.set_top_p(sampling.top_p)
-            turn.set_top_k(sampling.top_k)
+            turn.set_top_k(sampling.top_k if sampling.top_k < self._vocabulary else 0)  # more is refused
             if sampling.seed is not None:
                 turn.set_seed(sampling.seed)
         try:
@@ -229,10 +251,15 @@ class TextEngine:
 class _Batch:
     """One call of TextEngine.generate."""
 
-    def __init__(self, engine: TextEngine, sampling: Sampling, raw: bool) -> None:
+    def __init__(
+        self, engine: TextEngine, sampling: Sampling, raw: bool, progress: Callable[[str, int, int], None]
+    ) -> None:
         self._engine = engine
         self._sampling = sampling
         self._raw = raw
+        self._progress = progress
+        self._prompt_tokens_read = 0
+        self._has_begun = False
         self._waiting: deque[_Running] = deque()
         # The engine drops a request whose Python object dies, without an event: this dictionary keeps them.
         self._open: dict[Any, _Running] = {}
@@ -312,6 +339,7 @@ class _Batch:
     def _step(self) -> Iterator[Answer]:
         engine = self._engine
         flags = engine._og.EngineEventFlags
+        self._tell_progress()
         try:
             found = engine.engine.run(engine.events)
             events = [found[index] for index in range(len(found))]  # its iterator ends with a costly C++ exception
@@ -330,9 +358,13 @@ class _Batch:
             if event.flags & flags.TOKEN:
                 progress = True
                 self._tokens_since_failure += 1
+                self._has_begun = True
                 answer.state = "running"
                 answer.token_ids.append(int(event.token))
-                answer.text += running.stream.decode(event.token)
+                text = running.stream.decode(event.token)
+                if text:
+                    answer.text += text
+                    running.tokens_shown = len(answer.token_ids)
             if event.flags & flags.FAILED and not event.flags & flags.RETRYABLE:
                 if event.error_code == engine._og.EngineErrorCode.REQUEST_UNSERVICEABLE:
                     progress = True
@@ -347,18 +379,25 @@ class _Batch:
             yield answer
         yield from self._watch(progress, silent=not events)
 
+    def _tell_progress(self) -> None:
+        """A step reads tokens_per_step of the prompts, and no event speaks of that."""
+        if self._has_begun:
+            return
+        total = sum(len(running.prompt_ids) for running in self._open.values())
+        self._progress("reading the prompt", min(self._prompt_tokens_read, total), total)
+        self._prompt_tokens_read += self._engine.tokens_per_step
+
     def _finish(self, running: _Running, event: Any) -> None:
         answer = running.answer
         answer.state = "done"
         answer.finish_reason = event.finish_reason.name.lower()
         answer.cached_prompt_tokens = int(event.usage.cached_prompt_tokens)
-        # Text may be missing where the last character was cut short, too.
-        cut_short = answer.finish_reason.startswith("max_") and len(answer.token_ids) < CHARACTER_BYTES
-        if not answer.text and not cut_short:  # NaN logits end like this: the engine neither reports nor shows them
+        oddity = _oddity(running)
+        if oddity:
             _fail(
                 answer,
-                "the model answered without any text. It may have nothing to say; "
-                f"run `octavo doctor {self._engine.folder}` to see whether its numbers are sound.",
+                f"{oddity}. Where keys or values overflow a float16 cache, convert again with --kv-cache bfloat16; "
+                f"`{self._engine.doctor}` tells whether the weights are sound.",
             )
         self._forget(running)
 
@@ -376,8 +415,7 @@ class _Batch:
             yield self._put_back_the_last()
         if self._silent_steps >= SILENT_STEPS or (self._open and not self._engine.engine.has_pending_requests()):
             raise OctavoError(
-                f"the engine stopped answering with {len(self._open)} requests unfinished; "
-                f"run `octavo doctor {self._engine.folder}`."
+                f"the engine stopped answering with {len(self._open)} requests unfinished; run `{self._engine.doctor}`."
             )
 
     def _put_back_the_last(self) -> Answer:
@@ -409,7 +447,7 @@ class _Batch:
             self._engine._is_dead = True
             when = "again right after it was rebuilt" if self._was_rebuilt else "before the first token"
             raise OctavoError(
-                f"the engine failed {when}: {reason(error)} Run `octavo doctor {self._engine.folder}` to find out more."
+                f"the engine failed {when}: {reason(error)} Run `{self._engine.doctor}` to find out more."
             ) from error
         self._tokens_since_failure = 0
         self._was_rebuilt = True
@@ -421,6 +459,28 @@ class _Batch:
             raise OctavoError(
                 f"the engine failed ({reason(error)}) and cannot be rebuilt: {first_line(second)}"
             ) from second
+
+
+def _oddity(running: _Running) -> str:
+    """What NaN logits, which the engine does not report, make of a finished answer; empty for one that looks sound.
+
+    They choose token 0, step after step, or when sampling a token of the seed's. Where that ends answers, one that they
+    cut looks like any other.
+    """
+    answer, ids = running.answer, running.answer.token_ids
+    was_cut = answer.finish_reason.startswith("max_")
+    # A first character, or a first word after white space, may have been cut off.
+    if not answer.text and not (was_cut and len(ids) < CHARACTER_BYTES):
+        return "the model answered without any text"
+    if answer.text.isspace() and not (was_cut and len(ids) < NAN_TOKENS):
+        return "the model answered with white space alone"
+    zeros = len(list(takewhile(lambda token: token == 0, reversed(ids))))
+    silent = len(ids) - running.tokens_shown
+    if zeros >= NAN_TOKENS:
+        return f"the answer ends in {zeros:,} times token 0, which NaN logits choose"
+    if silent >= NAN_TOKENS:
+        return f"the answer ends in {silent:,} tokens without text"
+    return ""
 
 
 def reason(error: Exception) -> str:

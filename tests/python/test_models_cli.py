@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -261,6 +262,28 @@ def test_a_terminal_shows_answers_live(library: None, model_dir: Path) -> None:
     assert output.count(b"[stopped at --max-tokens]") == 3
 
 
+@pytest.mark.parametrize("arguments", [(), ("--prompt", "he"), ("--json",)])
+def test_a_long_prompt_shows_that_it_is_read(library: None, model_dir: Path, arguments: tuple[str, ...]) -> None:
+    """On a terminal's stderr, gone before the answer. A step reads 2,048 tokens, all of a short prompt among them."""
+    master, slave = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    prompt = ("generate", model_dir, "--raw", "--max-tokens", 2, "--prompt", "the " * 3000)
+    with subprocess.Popen(
+        command(*prompt, *arguments), stdout=subprocess.PIPE, stderr=slave, env=environment
+    ) as process:
+        os.close(slave)
+        shown = b""
+        with suppress(OSError):  # how a terminal ends
+            while data := os.read(master, 65536):
+                shown += data
+        assert process.wait(SECONDS) == 0
+        assert process.stdout is not None and b"reading" not in process.stdout.read()
+    os.close(master)
+    assert b"reading the prompt" in shown
+    assert (b" 2,048/3,00" in shown) == ("he" not in arguments)
+    assert (b"answering" in shown) == bool(arguments)
+
+
 def test_a_full_disk_is_one_sentence(run: Run, library: None, model_dir: Path) -> None:
     """/dev/full takes nothing; what is left in Python's buffer must not fail once more at exit."""
     generate = ("generate", model_dir, "--raw", "--max-tokens", 4, "--prompt", "the")
@@ -302,6 +325,13 @@ def test_next_lines_work_as_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path / "elsewhere")
     monkeypatch.setattr(sys, "argv", [str(program)])
     assert octavo.console.next_line(Path("m")).startswith(f"Next: {program} generate m ")
+
+
+def test_a_folder_like_an_option_is_pasted_as_a_folder() -> None:
+    """Risk: `octavo generate -m` asks for an option."""
+    assert " generate ./-m --prompt" in octavo.console.next_line(Path("-m"))
+    assert " generate './-my model' --prompt" in octavo.console.next_line(Path("-my model"))
+    assert " generate /tmp/-m --prompt" in octavo.console.next_line(Path("/tmp/-m"))
 
 
 def test_the_next_line_where_the_current_folder_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,6 +402,23 @@ def test_closed_standard_input(run: Run, arguments: list[str]) -> None:
 def test_closed_standard_input_of_perplexity(run: Run, model_dir: Path) -> None:
     done = run("perplexity", model_dir, "-", preexec_fn=lambda: os.close(0))
     assert sentence(done) == "octavo: standard input is closed; give it a text, or name a file."
+
+
+CLOSED = "octavo: standard output is closed; direct it to a file, or to /dev/null."
+
+
+@pytest.mark.parametrize("arguments", [["--help"], *([name, "m", "n"] for name in octavo.cli.cli.commands)])
+def test_closed_standard_output(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Risk: a report that nobody can read looks like a success."""
+    monkeypatch.setattr(sys, "stdout", None)
+    assert octavo.cli.main(arguments) == 1
+    assert capsys.readouterr().err == CLOSED + "\n"
+
+
+def test_standard_output_closed_by_the_shell(run: Run, model_dir: Path) -> None:
+    assert sentence(run("doctor", model_dir, preexec_fn=lambda: os.close(1))) == CLOSED
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from models_support import TinyShape, require_library, write_tiny_gguf
 
@@ -182,6 +183,47 @@ def test_sampling_repeats_with_a_seed(model_dir: Path) -> None:
     assert draw[0] == draw[1] != draw[2]
 
 
+@pytest.mark.parametrize(
+    ("top_k", "top_p"),
+    [(289, 1.0), (2**31 - 1, 1.0), (288, 1.0), (2**31 - 1, 0.9)],
+)
+def test_a_top_k_beyond_the_vocabulary_is_no_limit(model_dir: Path, top_k: int, top_p: float) -> None:
+    """The engine refuses more than the 288 tokens that there are."""
+    engine = TextEngine(model_dir)
+    found = []
+    for limit in (0, top_k):
+        sampling = Sampling(max_tokens=8, temperature=2.0, top_k=limit, top_p=top_p, seed=3)
+        (answer,) = answers(engine, ["the cat"], sampling)
+        assert answer.state == "done", answer.problem
+        found.append(answer.token_ids)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"),
+    [(1.0, 0, 1e-300), (1.0, 1, 0.5), (0.5, 1, 1.0), (1e-300, 0, 0.9), (1e-300, 5, 1)],
+)
+def test_limits_that_leave_one_token(
+    model_dir: Path, alone: list[list[int]], temperature: float, top_k: int, top_p: float
+) -> None:
+    """The engine refuses a top_p that float32 rounds to 0, and top_k 1 beside other limits."""
+    sampling = Sampling(max_tokens=24, temperature=temperature, top_k=top_k, top_p=top_p, seed=1)
+    (answer,) = answers(TextEngine(model_dir), PROMPTS[:1], sampling)
+    assert (answer.state, answer.token_ids) == ("done", alone[0])
+
+
+def test_the_reading_of_prompts_is_told(tmp_path: Path) -> None:
+    require_library()
+    write_tiny_gguf(tmp_path / "tiny.gguf", TinyShape(context=6000))
+    convert(tmp_path / "tiny.gguf", tmp_path / "model", GraphOptions(weight_form="float32"))
+    told: list[tuple[str, int, int]] = []
+    engine = TextEngine(tmp_path / "model")
+    sampling = Sampling(max_tokens=3)
+    *_, last = engine.generate(["the " * 5000], sampling, raw=True, progress=lambda *step: told.append(step))
+    assert last.state == "done"
+    assert told == [("reading the prompt", done, last.prompt_tokens) for done in (0, 2048, 4096)]
+
+
 def test_an_arriving_request_leaves_running_ones_alone(model_dir: Path, alone: list[list[int]]) -> None:
     """One request more every third step, straight through TextEngine.begin."""
     engine = TextEngine(model_dir)
@@ -262,6 +304,43 @@ def test_damaged_weights_are_no_empty_answer(model_dir: Path, tmp_path: Path) ->
     (answer,) = answers(TextEngine(damaged), ["the"], Sampling(max_tokens=8))
     assert set(answer.token_ids) <= {0} and not answer.text
     assert answer.state == "failed" and "without any text" in answer.problem
+    assert "convert again with --kv-cache bfloat16" in answer.problem
+
+
+def test_numbers_that_fail_later_are_no_whole_answer(model_dir: Path, tmp_path: Path) -> None:
+    """Risk: NaN logits after some text look like its end. Here the rotation of all positions from 10 on is NaN."""
+    damaged = Path(shutil.copytree(model_dir, tmp_path / "damaged"))
+    graph = onnx.load(damaged / "model.onnx", load_external_data=False).graph
+    (table,) = (tensor for tensor in graph.initializer if tensor.name == "cos_cache")
+    place = {entry.key: int(entry.value) for entry in table.external_data if entry.key != "location"}
+    values = np.memmap(damaged / "model.onnx.data", np.float32, "r+", place["offset"], tuple(table.dims))
+    values[10:] = np.nan
+    values.flush()
+    (answer,) = answers(TextEngine(damaged), ["the"], Sampling(max_tokens=40))
+    assert answer.text and answer.state == "failed", answer
+    assert answer.problem.startswith("the answer ends in 31 times token 0, which NaN logits choose.")
+    assert "convert again with --kv-cache bfloat16" in answer.problem
+    (answer,) = answers(TextEngine(damaged), ["the"], Sampling(max_tokens=20))
+    assert answer.state == "done"  # too few to tell
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        ([" ", "\n"] * 12, "the model answered with white space alone."),
+        (["word", *[""] * 23], "the answer ends in 23 tokens without text."),
+        (["word", *[""] * 15, *["word"] * 8], ""),
+        ([*[" "] * 23, "word"], ""),
+    ],
+)
+def test_answers_without_sense(model_dir: Path, texts: list[str], words: str) -> None:
+    engine = TextEngine(model_dir)
+    left = iter(texts)
+    spoken = SimpleNamespace(decode=lambda token: next(left))
+    engine.tokenizer = _Replaced(engine.tokenizer, create_stream=lambda: spoken)
+    (answer,) = answers(engine, ["the"], Sampling(max_tokens=24))
+    assert (answer.state, answer.text) == ("failed" if words else "done", "".join(texts))
+    assert answer.problem.startswith(words)
 
 
 @pytest.mark.parametrize(("tokens", "state"), [(3, "done"), (4, "failed")])
