@@ -11,7 +11,7 @@ import onnxruntime_genai as og
 
 import octavo
 
-model_dir, question = sys.argv[1:] or sys.exit("usage: python genai.py MODEL_DIR PROMPT")
+model_dir, question = sys.argv[1:] if len(sys.argv) == 3 else sys.exit("usage: python genai.py MODEL_DIR PROMPT")
 model = og.Model(octavo.genai_config(model_dir))
 tokenizer, engine = og.Tokenizer(model), og.Engine(model)
 messages = json.dumps([{"role": "user", "content": question}])

@@ -52,6 +52,13 @@ def test_a_failure_is_not_silent(model_dir: Path, tmp_path: Path) -> None:
     assert done.returncode != 0 and "Expected: 16" in done.stderr
 
 
+@pytest.mark.parametrize("arguments", [[], ["model"], ["model", "Why", "is"]])
+def test_other_arguments_get_the_usage(arguments: list[str]) -> None:
+    command = [sys.executable, str(EXAMPLE), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (1, "usage: python genai.py MODEL_DIR PROMPT\n")
+
+
 def test_the_generator_api_does_not_run_paged_models(model_dir: Path) -> None:
     """What the docstring says. When this fails, onnxruntime-genai has learned it: change the docstring."""
     import onnxruntime_genai as og
