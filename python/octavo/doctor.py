@@ -17,16 +17,25 @@ import numpy as np
 from rich.markup import escape
 
 from .calibration import Progress, no_progress
-from .errors import OctavoError, counted, first_line, shown
+from .errors import OctavoError, counted, first_line, quoted, shown
 from .explain import unknown_attributes
-from .model_folder import CONFIG_FILE, REQUIRED_FILES, dig, read_config, read_json
+from .model_folder import (
+    CONFIG_FILE,
+    REQUIRED_FILES,
+    SETTINGS_FILE,
+    chat_template_file,
+    dig,
+    read_config,
+    read_json,
+)
 from .onnx_model import OnnxModel, ValueType, read_model, why_unreadable
 from .runtime import LIBRARY_NAME, genai_config, get_library_path, register
 from .sizes import token_bytes
-from .trial import NO_ANSWER, try_engine
+from .trial import NO_ANSWER, NO_TEMPLATE, try_engine
 
 MINIMUM_VERSIONS = {"onnxruntime": (1, 23), "onnxruntime-genai": (0, 18)}
 ORDINARY_PROMPT = 64  # tokens; less room than that is hardly meant
+_WITHOUT_TEMPLATE = "take it out and use octavo generate --raw"
 _ENGINE_INPUTS = ("input_ids", "cumulative_sequence_lengths", "past_sequence_lengths", "block_table")
 
 
@@ -285,7 +294,7 @@ def _tokenizer(folder: Path, config: dict[str, Any]) -> Iterator[Finding]:
     vocab_size = dig(config, "model", "vocab_size")
     try:
         highest = max(_token_ids(read_json(folder / "tokenizer.json")))
-        settings = read_json(folder / "tokenizer_config.json")
+        settings = read_json(folder / SETTINGS_FILE)
     except OctavoError as error:
         yield Finding("tokenizer", False, str(error), "run octavo convert again")
         return
@@ -297,9 +306,15 @@ def _tokenizer(folder: Path, config: dict[str, Any]) -> Iterator[Finding]:
     ok = bool(stops) and all(isinstance(stop, int) and 0 <= stop <= highest for stop in stops)
     advice = "" if ok else f"set model.eos_token_id in {CONFIG_FILE} to the id of the end token"
     yield Finding("end tokens", ok, f"{stops}", advice)
-    has_template = bool(settings.get("chat_template"))
-    detail = "present" if has_template else "none: use octavo generate --raw"
-    yield Finding("chat template", True, detail)
+    yield _chat_template(settings.get("chat_template", ""), chat_template_file(folder))
+
+
+def _chat_template(written: Any, file: str) -> Finding:
+    """written: in tokenizer_config.json; file: the one that onnxruntime-genai takes."""
+    if isinstance(written, str):
+        return Finding("chat template", True, f"in {file}" if file else "none: use octavo generate --raw")
+    detail = f"chat_template in {SETTINGS_FILE} is {quoted(written)}"
+    return Finding("chat template", False, detail, f"make it a text, or {_WITHOUT_TEMPLATE}")
 
 
 def _token_ids(tokenizer: dict[str, Any]) -> list[int]:
@@ -388,6 +403,8 @@ def _engine_runs(folder: Path, config: dict[str, Any]) -> Finding:
     advice = "report this message"
     if why.startswith(NO_ANSWER):
         advice = "a large model may need longer: try octavo generate itself"
+    elif why.startswith(NO_TEMPLATE):
+        advice = f"correct the template in {chat_template_file(folder)}, or {_WITHOUT_TEMPLATE}"
     elif "bad_alloc" in why or "memory" in why or "budget" in why:
         advice = f"lower engine.dynamic_batching.num_blocks in {CONFIG_FILE}"
     elif "share one element type" in why:

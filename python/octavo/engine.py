@@ -169,7 +169,7 @@ class TextEngine:
                 prompt = self.tokenizer.apply_chat_template(messages=messages, add_generation_prompt=True)
             return np.asarray(self.tokenizer.encode(prompt), np.int32)
         except Exception as error:
-            hint = "" if raw else " The chat template may be missing: try --raw."
+            hint = "" if raw else " Give --raw to do without the chat template."
             raise OctavoError(f"the prompt cannot be tokenized: {first_line(error)}{hint}") from error
 
     def generate(
@@ -483,7 +483,7 @@ def _oddity(running: _Running) -> str:
     return ""
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """What onnxruntime said, in one line ended like a sentence: onnxruntime-genai writes it behind "Cause:"."""
     text = " ".join(str(error).split())
     return first_line(RuntimeError(text.rpartition(" Cause: ")[2] or type(error).__name__))

@@ -10,7 +10,9 @@ from typing import Any
 from .errors import OctavoError, quoted
 
 CONFIG_FILE = "genai_config.json"  # written last: a folder without it is not a model
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+SETTINGS_FILE = "tokenizer_config.json"
+TOKENIZER_FILES = ("tokenizer.json", SETTINGS_FILE)
+TEMPLATE_FILE = "chat_template.jinja"  # where other tools write the chat template
 GRAPH_FILE = "model.onnx"  # unless model.decoder.filename in genai_config.json names another
 REQUIRED_FILES = (CONFIG_FILE, GRAPH_FILE, *TOKENIZER_FILES)
 WRITTEN_FILES = (*REQUIRED_FILES, "model.onnx.data")  # all that octavo convert writes
@@ -48,6 +50,17 @@ def graph_file(model_dir: str | os.PathLike[str], config: dict[str, Any]) -> Pat
     if value is not None and (not isinstance(value, str) or not value):
         raise OctavoError(f"model.decoder.filename in {CONFIG_FILE} must be a file's name; it is {quoted(value)}.")
     return Path(model_dir) / (value or GRAPH_FILE)
+
+
+def chat_template_file(model_dir: str | os.PathLike[str]) -> str:
+    """The name of the file whose chat template onnxruntime-genai takes; empty where there is none.
+
+    Raises OctavoError where tokenizer_config.json cannot be read.
+    """
+    settings = read_json(Path(model_dir) / SETTINGS_FILE)
+    if "chat_template" in settings:
+        return SETTINGS_FILE if settings["chat_template"] else ""
+    return TEMPLATE_FILE if (Path(model_dir) / TEMPLATE_FILE).is_file() else ""
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -7,11 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 TIMEOUT_SECONDS = 180
 PROMPT = "Hello"
 NO_ANSWER = "no answer"
+NO_TEMPLATE = "the chat template fails"
 TOKENS = 2  # the prompt's step and one that continues from the cache
 _MARK = "octavo-trial:"  # runtimes print what they like; this line is ours
 
@@ -38,12 +38,15 @@ def try_engine(model_dir: str | os.PathLike[str], timeout: float = TIMEOUT_SECON
 def _main(model_dir: str) -> str:
     from .engine import Sampling, TextEngine, reason
     from .errors import OctavoError
-    from .model_folder import read_json
+    from .model_folder import chat_template_file
 
     try:
         engine = TextEngine(model_dir)
-        if read_json(Path(model_dir) / "tokenizer_config.json").get("chat_template"):
-            engine.encode(PROMPT)
+        if chat_template_file(model_dir):
+            try:
+                engine.encode(PROMPT)
+            except OctavoError as error:
+                return f"{NO_TEMPLATE}: {reason(error.__cause__ or error)}"
         for answer in engine.generate([PROMPT], Sampling(max_tokens=TOKENS), raw=True):
             if answer.problem and not answer.finish_reason:  # an answer that ends by itself is the model's affair
                 return answer.problem

@@ -18,6 +18,7 @@ from models_support import TinyShape, require_library, write_tiny_gguf
 import octavo.engine
 from octavo import calibration
 from octavo.convert import convert
+from octavo.doctor import examine
 from octavo.engine import Answer, Sampling, TextEngine
 from octavo.errors import OctavoError
 from octavo.graph import GraphOptions
@@ -386,7 +387,33 @@ def test_a_cache_beyond_the_memory_is_named(model_dir: Path) -> None:
 
 
 def test_doctor_tries_the_chat_template(model_dir: Path, tmp_path: Path) -> None:
+    """Wherever it stands. Risk: the advice is to report a message, where the template is to be corrected."""
+    advice = "correct the template in {}, or take it out and use octavo generate --raw"
+    for file in ("chat_template.jinja", "tokenizer_config.json"):
+        changed = Path(shutil.copytree(model_dir, tmp_path / file))
+        _write_template(changed, file, "{% for")
+        assert try_engine(changed).startswith("the chat template fails: Invalid or unsupported chat template.")
+        finding = examine(changed)[-1]
+        assert (finding.check, finding.ok, finding.advice) == ("engine", False, advice.format(file))
+        _write_template(changed, file, "{{ messages[0].content }}")
+        (finding,) = [finding for finding in examine(changed) if finding.check == "chat template"]
+        assert (finding.ok, finding.detail) == (True, f"in {file}")
+
+
+def _write_template(model_dir: Path, file: str, template: object) -> None:
+    settings = json.loads((model_dir / "tokenizer_config.json").read_text())
+    if file == "tokenizer_config.json":
+        (model_dir / file).write_text(json.dumps(settings | {"chat_template": template}))
+    else:
+        (model_dir / file).write_text(str(template))
+
+
+@pytest.mark.parametrize("template", [3, None, [{"name": "default", "template": "x"}]])
+def test_a_chat_template_that_is_no_text(model_dir: Path, tmp_path: Path, template: object) -> None:
+    """Risk: doctor answers with the words of a JSON library."""
     changed = Path(shutil.copytree(model_dir, tmp_path / "changed"))
-    settings = json.loads((changed / "tokenizer_config.json").read_text())
-    (changed / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": "{% for"}))
-    assert "template" in try_engine(changed)
+    _write_template(changed, "tokenizer_config.json", template)
+    finding = examine(changed)[-1]
+    assert (finding.check, finding.ok) == ("chat template", False)
+    assert finding.detail == f"chat_template in tokenizer_config.json is {template!r}"
+    assert finding.advice == "make it a text, or take it out and use octavo generate --raw"
