@@ -383,6 +383,8 @@ def _context_length(data: _Metadata, requested: int | None) -> int:
         if not 1 <= own <= MAX_CONTEXT_LENGTH:
             raise OctavoError(f"{data.file.path}: {data.name('context_length')} is {own:,}; give --context-length.")
         return own
+    if requested == 1:
+        raise OctavoError("--context-length 1 leaves no room for an answer; give 2 or more.")
     if not 1 <= requested <= own:
         raise OctavoError(f"--context-length {requested:,} is not between 1 and the model's own {own:,}.")
     return requested

@@ -154,7 +154,7 @@ def run(
 
 def _check_memory(works: Iterable[Work]) -> None:
     """Linux promises more memory than there is, and kills whoever takes it: what is needed is compared before."""
-    from .doctor import available_bytes
+    from .memory import available_bytes
 
     available = available_bytes()
     for work in works:

@@ -101,6 +101,8 @@ def convert(
     graph = GraphOptions(weight_form=weights, block_size=block_size, cache_type=cache, accuracy_level=1 if exact else 4)
     with progress_bar("reading") as progress:
         converted = convert_model(source, target, graph, progress=progress, **options)
+    for warning in converted.warnings:
+        click.echo(f"octavo: warning: {warning}", err=True)
     if as_json:
         print_json(converted.as_json())
         return

@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import cache_range, genai_folder
+from . import cache_range, genai_folder, kv_cache
 from .architectures import ModelConfig, read_config
 from .calibration import give_cache_type
-from .errors import OctavoError
+from .errors import OctavoError, counted
 from .gguf_reader import GGUFFile
 from .graph import GraphOptions, step_count, write_graph
 from .kv_cache import CACHE_TYPES, needs_scales
-from .model_folder import CONFIG_FILE
+from .memory import available_bytes, fitting_blocks
+from .model_folder import CONFIG_FILE, ORDINARY_PROMPT
 from .runtime import get_library_path
+from .sizes import shown_bytes
 from .tokenizer import Vocabulary
 
 
 @dataclass(frozen=True)
 class Converted:
-    """What was written: the folder, its size, its configuration and form."""
+    """What was written: the folder, its size, its configuration and form.
+
+    warnings: sentences on a context or a cache that is hardly meant.
+    """
 
     folder: Path
     byte_count: int
     config: ModelConfig
     options: GraphOptions
     num_blocks: int
+    warnings: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -99,7 +105,24 @@ def convert(
                 cache_range.require_float16(folder, progress)
             give_cache_type(folder, options.cache_type, progress)
             byte_count = sum(entry.stat().st_size for entry in folder.iterdir())
-    return Converted(Path(target), byte_count, config, options, blocks)
+    warnings = tuple(_warnings(config, options, blocks, context_length))
+    return Converted(Path(target), byte_count, config, options, blocks, warnings)
+
+
+def _warnings(config: ModelConfig, options: GraphOptions, blocks: int, context_length: int | None) -> Iterator[str]:
+    """What octavo doctor would find, by the options' names. The folder may be for another machine."""
+    tokens = blocks * options.block_size
+    if context_length is not None and context_length < ORDINARY_PROMPT:
+        yield f"a context of {counted(context_length, 'token')} is too short for an ordinary prompt (--context-length)."
+    if tokens < ORDINARY_PROMPT:
+        yield f"a cache of {counted(tokens, 'token')} is too small for an ordinary prompt (--num-blocks)."
+    token_bytes = config.layers * kv_cache.token_bytes(options.cache_type, config.kv_num_heads, config.head_size)
+    block_bytes, available = options.block_size * token_bytes, available_bytes()
+    if available is not None and blocks * block_bytes > available:
+        yield (
+            f"the cache takes {shown_bytes(blocks * block_bytes)}, and {shown_bytes(available)} of memory are free "
+            f"here; give --num-blocks {fitting_blocks(available, block_bytes)} or fewer."
+        )
 
 
 def _estimated_bytes(file: GGUFFile, options: GraphOptions) -> int:

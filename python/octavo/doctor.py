@@ -19,8 +19,10 @@ from rich.markup import escape
 from .calibration import Progress, no_progress
 from .errors import OctavoError, counted, first_line, quoted, shown
 from .explain import unknown_attributes
+from .memory import available_bytes, fitting_blocks
 from .model_folder import (
     CONFIG_FILE,
+    ORDINARY_PROMPT,
     REQUIRED_FILES,
     SETTINGS_FILE,
     chat_template_file,
@@ -34,7 +36,6 @@ from .sizes import token_bytes
 from .trial import NO_ANSWER, NO_TEMPLATE, try_engine
 
 MINIMUM_VERSIONS = {"onnxruntime": (1, 23), "onnxruntime-genai": (0, 18)}
-ORDINARY_PROMPT = 64  # tokens; less room than that is hardly meant
 _WITHOUT_TEMPLATE = "take it out and use octavo generate --raw"
 _ENGINE_INPUTS = ("input_ids", "cumulative_sequence_lengths", "past_sequence_lengths", "block_table")
 
@@ -215,7 +216,7 @@ def _cache_size(blocks: int, block_size: int, model: OnnxModel) -> Finding:
         return Finding("num_blocks", False, detail, advice)
     available = available_bytes()
     if available is not None and blocks * block_bytes > available:
-        fitting = max(available * 3 // 4 // block_bytes, 1)
+        fitting = fitting_blocks(available, block_bytes)
         advice = f"set {setting} to at most {fitting}, or pass --num-blocks {fitting} to octavo generate"
         return Finding("num_blocks", False, f"{detail}; {available / 2**20:,.0f} MiB of memory are free", advice)
     return Finding("num_blocks", True, detail)
@@ -224,22 +225,6 @@ def _cache_size(blocks: int, block_size: int, model: OnnxModel) -> Finding:
 def _block_bytes(model: OnnxModel, block_size: int) -> int:
     """Bytes of one block in all layers; caches whose size the graph does not tell count nothing."""
     return block_size * sum(token_bytes(model, node) or 0 for node in model.nodes)
-
-
-def available_bytes() -> int | None:
-    """Memory that this process may still take: of the machine, or of its container where that is less."""
-    found = []
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        found += [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
-    except (OSError, ValueError, IndexError):
-        pass  # not Linux
-    try:
-        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
-        found.append(max(limit - used, 0))
-    except (OSError, ValueError):
-        pass  # no container, or "max" for no limit
-    return min(found, default=None)
 
 
 def _context_length(config: dict[str, Any], model: OnnxModel) -> Iterator[Finding]:

@@ -16,6 +16,7 @@ TEMPLATE_FILE = "chat_template.jinja"  # where other tools write the chat templa
 GRAPH_FILE = "model.onnx"  # unless model.decoder.filename in genai_config.json names another
 REQUIRED_FILES = (CONFIG_FILE, GRAPH_FILE, *TOKENIZER_FILES)
 WRITTEN_FILES = (*REQUIRED_FILES, "model.onnx.data")  # all that octavo convert writes
+ORDINARY_PROMPT = 64  # tokens; less room than that is hardly meant
 LOG_ID = "octavo"  # session_options.log_id in genai_config.json: the mark of a folder that octavo convert wrote
 
 

@@ -173,7 +173,7 @@ def test_more_memory_than_there_is_is_refused_before_it_is_taken(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], needed: str
 ) -> None:
     """Linux promises memory that it does not have; the refusal comes before the first row, too."""
-    monkeypatch.setattr("octavo.doctor.available_bytes", lambda: 23 << 30)
+    monkeypatch.setattr("octavo.memory.available_bytes", lambda: 23 << 30)
     monkeypatch.setattr(bench, "_measure", lambda *_: pytest.fail("measured"))
     assert octavo.cli.main(["bench", "--threads", "1", *arguments]) == 1
     err = capsys.readouterr().err
