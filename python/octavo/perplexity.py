@@ -22,7 +22,7 @@ from .paged_session import PagedSession, load_graph
 
 REFERENCE = "float32"
 WINDOW = 1024  # tokens that are read in one context, at most
-DECODE_STEPS = 32  # tokens fed one by one at the end of the last window, for their speed
+DECODE_STEPS = 32  # tokens fed one by one at the end of each window, at most, for their speed
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Row:
     scales: "none", "model" (those in the graph) or "calibrated" (found now, as octavo convert would).
     perplexity: exp of the mean negative log-likelihood of the scored tokens.
     kl: mean Kullback-Leibler divergence from the float32 cache's distribution of the next token to this one's, in nats.
-    bytes_per_token: of the graph's caches, in all layers. prefill, decode: tokens per second.
+    bytes_per_token: of the graph's caches, in all layers. prefill, decode: tokens per second, over all windows.
     """
 
     cache_type: str
@@ -140,7 +140,7 @@ def measure(
                 session = PagedSession(variant, file.parent, window, threads)
                 run = _Run(session, reference, name == REFERENCE)
                 run.score(windows, lambda done, name=name: progress(name, done, scored))
-                rows.append(_row(name, origin, run, scored, windows[-1]))
+                rows.append(_row(name, origin, run, scored))
             except OctavoError as error:
                 if name == REFERENCE:  # the others are compared with it; a calibration that failed names the layer
                     raise OctavoError(uncalibrated or str(error)) from error
@@ -149,7 +149,7 @@ def measure(
     return Report(sum(map(len, windows)), scored, window, rows, failed, others)
 
 
-def _row(name: str, scales: str, run: _Run, scored: int, last_window: np.ndarray) -> Row:
+def _row(name: str, scales: str, run: _Run, scored: int) -> Row:
     if not np.isfinite([run.loss, run.divergence]).all():
         # float32's were finite where float16's turn comes.
         cause = f"keys or values exceed {FLOAT16_LARGEST:,}" if name == "float16" else "weights or scales are damaged"
@@ -161,7 +161,7 @@ def _row(name: str, scales: str, run: _Run, scored: int, last_window: np.ndarray
         run.divergence / scored,
         run.token_bytes,
         run.fed / run.seconds,
-        run.decode_speed(last_window),
+        run.decoded / run.decode_seconds,
     )
 
 
@@ -185,7 +185,10 @@ def _check_vocabulary(graph: onnx.ModelProto, vocab: int) -> None:
 
 
 class _Run:
-    """One session over all windows. loss: sum of -log p(next token); divergence: sum of KL; both in nats."""
+    """One session over all windows. loss: sum of -log p(next token); divergence: sum of KL; both in nats.
+
+    fed, seconds: tokens in chunks, and the time that they took; decoded, decode_seconds: the same one by one.
+    """
 
     def __init__(self, session: PagedSession, reference: np.ndarray, is_reference: bool) -> None:
         self._session = session
@@ -195,6 +198,8 @@ class _Run:
         self.divergence = 0.0
         self.seconds = 0.0
         self.fed = 0
+        self.decode_seconds = 0.0
+        self.decoded = 0
         self.token_bytes = session.token_bytes
 
     def score(self, windows: Sequence[np.ndarray], progress: Any) -> None:
@@ -208,14 +213,16 @@ class _Run:
                 self._compare(logits[: len(targets)], targets, row)
                 row += len(targets)
                 progress(row)
+            self._decode(ids)
 
-    def decode_speed(self, ids: np.ndarray) -> float:
-        """Tokens per second when the last tokens of a window are fed again one by one."""
+    def _decode(self, ids: np.ndarray) -> None:
+        """Feeds the last tokens of a window again one by one."""
         count = min(DECODE_STEPS, len(ids) - 1)
         started = time.perf_counter()
         for position in range(len(ids) - count, len(ids)):
             self._session.feed(ids[position : position + 1], position)
-        return count / (time.perf_counter() - started)
+        self.decode_seconds += time.perf_counter() - started
+        self.decoded += count
 
     def _feed(self, ids: np.ndarray, past: int) -> np.ndarray:
         started = time.perf_counter()

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -315,6 +316,22 @@ def test_a_window_of_one_token_is_not_fed(models: dict[str, Path]) -> None:
     """Three contexts of the text and a token: no token comes after that one."""
     report = measure(models["float32"], TEXT, ["float32"], max_tokens=2 * SHAPE.context + 1, threads=1)
     assert (report.tokens, report.scored) == (2 * SHAPE.context, 2 * SHAPE.context - 2)
+
+
+def test_speeds_are_of_all_windows(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Risk: the last window, which may have two tokens, tells the speed. By this clock a step takes 2 s, there 1 s."""
+    now, feed = 0.0, PagedSession.feed
+
+    def slow_feed(session: PagedSession, ids: np.ndarray, past: int) -> np.ndarray:
+        nonlocal now
+        now += 2.0 if past > 1 else 1.0
+        return feed(session, ids, past)
+
+    monkeypatch.setattr(PagedSession, "feed", slow_feed)
+    monkeypatch.setattr("octavo.perplexity.time", SimpleNamespace(perf_counter=lambda: now))
+    (row,) = measure(models["float32"], TEXT, ["float32"], max_tokens=2 * SHAPE.context + 2, threads=1).rows
+    assert row.decode_tokens_per_second == (32 + 32 + 1) / (2 * 64 + 1)
+    assert row.prefill_tokens_per_second == (2 * SHAPE.context + 2) / 3
 
 
 def test_bytes_come_from_the_graph(models: dict[str, Path], tmp_path: Path) -> None:
