@@ -13,7 +13,7 @@ import onnx
 
 from .errors import OctavoError, first_line
 from .kv_cache import cache_type_of, choose_scales, needs_scales, set_cache_type
-from .model_folder import config_number, read_config
+from .model_folder import config_number, graph_file, read_config
 from .paged_session import PagedSession, load_graph
 from .runtime import genai_config, require_no_nul
 
@@ -56,11 +56,12 @@ def float32_caches(
 
     graph: of load_graph. The text is cut to the model's context, and to MAX_TOKENS.
     """
-    context = config_number(read_config(model_dir), "model", "context_length")
+    config = read_config(model_dir)
+    context = config_number(config, "model", "context_length")
     ids = encode(model_dir, shipped_text("calibration"))[: min(context, MAX_TOKENS)]
     exact = copy.deepcopy(graph)
     set_cache_type(exact, "float32")
-    session = PagedSession(exact, model_dir, len(ids), threads)
+    session = PagedSession(exact, graph_file(model_dir, config).parent, len(ids), threads)
     for start in range(0, len(ids), CHUNK):
         progress("calibrating", start, len(ids))
         session.feed(ids[start : start + CHUNK], start)

@@ -30,7 +30,7 @@ from .model_folder import (
     read_config,
     read_json,
 )
-from .onnx_model import OnnxModel, ValueType, read_model, why_unreadable
+from .onnx_model import ABSOLUTE, OUTSIDE, OnnxModel, ValueType, read_model, why_unreadable
 from .runtime import LIBRARY_NAME, genai_config, get_library_path, register
 from .sizes import token_bytes
 from .trial import NO_ANSWER, NO_TEMPLATE, try_engine
@@ -135,13 +135,16 @@ def _graph(folder: Path, model: OnnxModel, config: dict[str, Any]) -> Iterator[F
         "; ".join(dropped.values()),
     )
     for location, needed in model.external_bytes.items():
-        why = why_unreadable(folder / location)
-        size = None if why else _file_size(folder / location)
+        why = why_unreadable(model.path, location)
+        size = None if why else _file_size(model.path.parent / location)
         ok = size is not None and size >= needed
-        detail = f"{location} cannot be read: {why}" if size is None else f"{location}: {size:,} bytes"
+        place = os.path.relpath(model.path.parent / location, folder) if why != ABSOLUTE else location
+        detail = f"{place} cannot be read: {why}" if size is None else f"{place}: {size:,} bytes"
         advice = f"it needs {needed:,} bytes: copy it again, or convert again"
         if why == os.strerror(errno.EACCES):
             advice = "give yourself the right to read it"
+        elif why in (ABSOLUTE, OUTSIDE):
+            advice = "save the graph again with its weights in one file beside it"
         yield Finding("weights", ok, detail, "" if ok else advice)
     renamed = _section(config, "model", "decoder", "inputs")
     missing = [name for name in _ENGINE_INPUTS if renamed.get(name, name) not in model.inputs]

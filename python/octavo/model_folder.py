@@ -37,7 +37,7 @@ def read_config(model_dir: str | os.PathLike[str]) -> dict[str, Any]:
     config = None
     if missing == [GRAPH_FILE]:
         config = read_json(folder / CONFIG_FILE)
-        missing = [] if graph_file(folder, config).name != GRAPH_FILE else missing
+        missing = [] if graph_file(folder, config) != folder / GRAPH_FILE else missing
     if missing:
         raise OctavoError(
             f"{folder} is not a whole model folder: {', '.join(missing)} missing; run octavo convert again."

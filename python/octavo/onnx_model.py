@@ -96,8 +96,21 @@ def describe_proto(path: str | os.PathLike[str], model: onnx.ModelProto) -> Onnx
     return _Reader(Path(path), model).described
 
 
-def why_unreadable(file: Path) -> str:
-    """Why a data file cannot be read, for a message; empty where it can. onnxruntime gives a bare number."""
+ABSOLUTE = "the graph names it by an absolute path, which onnx and onnxruntime refuse"
+OUTSIDE = "it is outside the graph's folder, which onnx and onnxruntime refuse"
+
+
+def why_unreadable(graph: Path, location: str) -> str:
+    """Why a file of weights cannot be read, for a message; empty where it can. onnxruntime gives a bare number.
+
+    location: as the graph names it, relative to the folder of the graph's own file, and inside it. Where links lead is
+    not looked at: versions of onnxruntime differ in what they take.
+    """
+    if os.path.isabs(location):
+        return ABSOLUTE
+    if Path(os.path.normpath(location)).parts[:1] == (os.pardir,):
+        return OUTSIDE
+    file = graph.parent / location
     try:
         if not stat.S_ISREG(file.stat().st_mode):  # opening a pipe would wait for its other end
             return "it is not a file"

@@ -27,7 +27,7 @@ def load_graph(path: Path) -> onnx.ModelProto:
     """
     model = load_proto(path)
     for location in describe_proto(path, model).external_bytes:
-        why = why_unreadable(path.parent / location)
+        why = why_unreadable(path, location)
         if why:
             raise OctavoError(f"{shown(str(path.parent / location))} cannot be read: {why}.")
     graph = model.graph

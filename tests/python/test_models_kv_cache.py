@@ -392,6 +392,62 @@ def test_weights_that_may_not_be_read(models: dict[str, Path], tmp_path: Path, m
         measure(folder, TEXT)
 
 
+def with_weights_at(source: Path, target: Path, graph: str, location: str, place: str) -> Path:
+    """A copy whose graph is the file `graph` and names `location`, with the weights at `place` in the folder."""
+    folder = with_config(source, target, lambda c: c["model"]["decoder"].update(filename=graph))
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = location
+    (folder / "model.onnx").unlink()
+    for file in (folder / graph, folder / place):
+        file.parent.mkdir(exist_ok=True)
+    (folder / graph).write_bytes(model.SerializeToString())
+    (folder / "model.onnx.data").rename(folder / place)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("graph", "location", "place"),
+    [
+        ("sub/model.onnx", "model.onnx.data", "sub/model.onnx.data"),
+        ("model.onnx", "data/weights", "data/weights"),
+        ("sub/other.onnx", "./weights", "sub/weights"),
+    ],
+)
+def test_weights_lie_where_the_graph_says(
+    models: dict[str, Path], tmp_path: Path, graph: str, location: str, place: str
+) -> None:
+    """Relative to the graph's file. Risk: doctor finds a sound model broken, and calibration fails."""
+    folder = with_weights_at(models["float32"], tmp_path / "model", graph, location, place)
+    assert measure(folder, TEXT, ["int8"], max_tokens=20, threads=1).rows[1].scales == "calibrated"
+    size = (folder / place).stat().st_size
+    findings = {finding.check: finding for finding in examine(folder)}
+    assert findings["weights"].detail == f"{place}: {size:,} bytes" and findings["engine"].ok
+    (folder / place).unlink()
+    with pytest.raises(OctavoError, match=rf"{place} cannot be read: No such file or directory\.$"):
+        measure(folder, TEXT)
+    (finding,) = [finding for finding in examine(folder) if finding.check == "weights"]
+    assert finding.detail == f"{place} cannot be read: No such file or directory"
+    assert finding.advice == f"it needs {size:,} bytes: copy it again, or convert again"
+
+
+@pytest.mark.parametrize("kind", ["parent", "absolute"])
+def test_weights_outside_the_folder_of_the_graph(models: dict[str, Path], tmp_path: Path, kind: str) -> None:
+    """onnx and onnxruntime refuse them."""
+    location = {"parent": "../weights", "absolute": str(tmp_path / "model/weights")}[kind]
+    folder = with_weights_at(models["float32"], tmp_path / "model", "sub/model.onnx", location, "weights")
+    words = "the graph names it by an absolute path" if kind == "absolute" else "it is outside the graph's folder"
+    with pytest.raises(OctavoError, match=f"cannot be read: {words}, which onnx and onnxruntime refuse"):
+        measure(folder, TEXT)
+    (finding,) = [finding for finding in examine(folder) if finding.check == "weights"]
+    assert not finding.ok and words in finding.detail
+    assert finding.advice == "save the graph again with its weights in one file beside it"
+    with pytest.raises(onnx.checker.ValidationError):
+        onnx.load(folder / "sub/model.onnx")
+
+
 def test_a_type_that_fails_leaves_the_others(
     models: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
