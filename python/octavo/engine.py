@@ -51,7 +51,7 @@ class Sampling:
     @property
     def takes_the_likeliest(self) -> bool:
         """Whether nothing is left to chance. The engine refuses limits that leave one token, and reads float32."""
-        return self.top_k == 1 or np.float32(self.temperature) == 0 or np.float32(self.top_p) == 0
+        return self.top_k == 1 or np.float32(self.temperature) <= 0 or np.float32(self.top_p) == 0
 
 
 @dataclass
