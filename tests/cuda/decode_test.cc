@@ -46,6 +46,10 @@ std::vector<Case> families() {
       family("int4_64", kHalf, CacheType::kInt4, 64, 3, 7),
       family("int4_128", kBrain, CacheType::kInt4, 128, 2, 4),
       family("int4_256", kHalf, CacheType::kInt4, 256, 1, 1),
+      family("float16_128_many_rows", kHalf, CacheType::kTensorType, 128, 1, 17),
+      family("int8_256_many_rows", kHalf, CacheType::kInt8, 256, 1, 9),
+      family("float8_64_odd_heads", kBrain, CacheType::kFloat8E4M3FN, 64, 3, 5),
+      family("int4_128_odd_heads", kHalf, CacheType::kInt4, 128, 3, 6),
   };
   list[1].rotary = Rotary::kHalf;
   list[1].qk_norm = true;
@@ -57,6 +61,9 @@ std::vector<Case> families() {
   list[7].softcap = 1e5f;
   list[8].rotary = Rotary::kInterleaved;
   list[9].causal = false;
+  list[11].window = 333;
+  list[12].softcap = 5.0f;
+  list[13].head_sink = true;
   return list;
 }
 
@@ -71,6 +78,16 @@ std::vector<Case> with_lengths(std::vector<Case> list, const std::vector<std::in
 
 std::vector<Case> long_cases() {
   return with_lengths(families(), {2500, 0, 1023, 40, 8300, 300}, {1, 8, 2, 1, 3, 20});
+}
+// So many runs that they are merged in two levels; of the float16 case so many groups that their nodes need a stack.
+std::vector<Case> longest_cases() {
+  std::vector<Case> list;
+  for (const Case& c : families()) {
+    if (c.name == "float16_64" || c.name == "int8_256_many_rows" || c.name == "int4_128") list.push_back(c);
+  }
+  list = with_lengths(list, {70000, 12}, {3, 1});
+  list[0].past[0] = 300000;
+  return list;
 }
 std::vector<Case> short_cases() {
   return with_lengths(families(), {600, 3}, {1, 2});
@@ -145,6 +162,7 @@ TEST_P(DecodeBits, DoNotDependOnMetadata) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Long, DecodeBits, ::testing::ValuesIn(long_cases()), test_name);
+INSTANTIATE_TEST_SUITE_P(Longest, DecodeBits, ::testing::ValuesIn(longest_cases()), test_name);
 
 // A bound of one token where a sequence has 20: all of them are the decode kernel's, and all are right.
 TEST(DecodeBounds, TooFewTokensAreRightAllTheSame) {

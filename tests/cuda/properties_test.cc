@@ -27,7 +27,7 @@ TEST(CudaBatchInvariance, SameBitsAloneAndAmong300) {
     batch.added.clear();
     for (std::int64_t b = 0; b < 300; ++b) {
       batch.past.push_back(b * 37 % 150);
-      batch.added.push_back(b % 17 == 0 ? 9 : b % 13 == 0 ? 0 : 1);
+      batch.added.push_back(b % 17 == 0 ? 9 : b % 13 == 0 ? 0 : b % 23 == 0 ? 2 + b / 23 % 7 : 1);
     }
     batch.past[150] = 1030;
     batch.added[151] = 70;

@@ -53,9 +53,15 @@ bool has_long_sequences(const Problem& problem) {
   return problem.max_query_len_bound > decode::kMaxTokens;
 }
 
-// The smallest that has room for a head and, if any has, for all rows; nullptr where heads are too large.
+// The smallest that has room for a head and, if any has, for all rows; nullptr where heads are too large. Kernels of
+// one row tile do not share weights (shape.h): they are for calls in which no sequence may have more rows. (Where one
+// has more than the bound promised the result is right, with other bits.)
 const Instance* choose_decode_instance(const Problem& problem) {
-  const std::int64_t rows = problem.group_size() * typical_tokens(problem);
+  const std::int64_t bound = std::min<std::int64_t>(problem.max_query_len_bound, decode::kMaxTokens);
+  const std::int64_t most = problem.group_size() * bound;
+  const std::int64_t typical = problem.group_size() * typical_tokens(problem);
+  const std::int64_t rows =
+      most <= decode::kOneTileRows ? most : std::max<std::int64_t>(typical, decode::kOneTileRows + 1);
   const Instance* chosen = nullptr;
   for (const Instance& instance : kInstances) {
     if (instance.type != problem.k_cache.logical || instance.head < problem.head_size) continue;
@@ -95,7 +101,14 @@ std::string refuse(const Problem& problem) {
 std::string refuse_device(const Problem& problem, int device_ordinal) {
   DeviceFacts facts;
   if (std::string reason = read_usable_device(device_ordinal, facts); !reason.empty()) return reason;
-  const int bytes = choose_decode_instance(problem)->shared_bytes(static_cast<int>(problem.batch_size));
+  // Of all kernels that a call with these heads may get, so that the bound and what is beside a sequence decide
+  // nothing.
+  const Instance& chosen = *choose_decode_instance(problem);
+  int bytes = 0;
+  for (const Instance& instance : kInstances) {
+    if (instance.type != chosen.type || instance.head != chosen.head) continue;
+    bytes = std::max(bytes, instance.shared_bytes(static_cast<int>(problem.batch_size)));
+  }
   if (bytes <= facts.shared_memory) return has_long_sequences(problem) ? refuse_size(problem, facts) : std::string();
   return cat("head_size = ", problem.head_size, " needs ", bytes, " bytes of shared memory, device ", device_ordinal,
              " has ", facts.shared_memory);
@@ -152,13 +165,6 @@ decode::Pieces pieces_of(const Cache& cache) {
           static_cast<std::uint32_t>(cache.slot_bytes / kPieceBytes)};
 }
 
-std::int32_t log2_or_none(std::int64_t x) {
-  if ((x & (x - 1)) != 0) return -1;
-  std::int32_t log = 0;
-  while ((std::int64_t{1} << log) < x && log < 31) ++log;  // no position has more bits
-  return log;
-}
-
 // Whether rows of a cache are pieces of 16 bytes whose numbers fit 32 bits. Strides of an axis of one are never used.
 bool has_pieces(const Problem& problem, const Cache& cache) {
   const std::int64_t block = problem.num_blocks > 1 ? cache.block_bytes : 0;
@@ -211,10 +217,11 @@ Status run(const Problem& problem, const Arguments& arguments, Workspace workspa
   if (scratch.overlaps) map_caches(problem, instance, call, work, maps);  // code of 9.0 has both
   work.key = pieces_of(call.k_cache);
   work.value = pieces_of(call.v_cache);
-  work.block_shift = log2_or_none(problem.block_size);
   work.block_keys = static_cast<std::uint32_t>(std::min<std::int64_t>(problem.block_size, std::int64_t{1} << 31));
   const std::int64_t ids = call.block_table.wide ? std::int64_t{UINT32_MAX} : std::int64_t{1} << 31;
   work.block_limit = static_cast<std::uint32_t>(std::min(problem.num_blocks, ids));
+  work.window =
+      call.causal && call.window > 0 ? static_cast<std::int32_t>(std::min<std::int64_t>(call.window, INT32_MAX)) : 0;
   work.shared_limit = facts.shared_memory;
   // Three blocks of an SM never fit. Where they did, those of a kernel that starts early would crowd onto the SMs that
   // are done first, two on one and none on another (1.25 times the time, measured).
@@ -223,6 +230,10 @@ Status run(const Problem& problem, const Arguments& arguments, Workspace workspa
   const int resident =
       std::clamp(facts.shared_memory_per_sm / (bytes + facts.shared_memory_reserved), 1, instance.blocks_per_sm);
   work.blocks = std::min(facts.multiprocessors * resident, decode::kMaxBlocks);
+  work.by_head_groups = Quotient(work.head_groups);
+  work.by_group = Quotient(call.group);
+  work.by_blocks = Quotient(work.blocks);
+  work.by_block_keys = Quotient(work.block_keys);
 
   if (Status status = launch_start(call, stream); !status.ok()) return status;
   if (problem.batch_size == 0) return {};

@@ -10,34 +10,36 @@
 
 namespace octavo::cuda::decode {
 
-template <CacheType kType, int kHead, int kTiles, bool kValue>
+// One class for both, whose code is fetched once.
+template <typename S>
 class Copies {
  public:
-  using S = Shape<kType, kHead, kTiles>;
-  static constexpr bool kIsValue = kValue;
-
-  __device__ Copies(const Call& call, const Work& work, const CUtensorMap& map, const Layout& layout, std::byte* shared)
+  __device__ Copies(const Call& call, const Work& work, const CUtensorMap* map, const Layout& layout, std::byte* shared,
+                    bool of_values)
       : call_(call),
         work_(work),
         map_(map),
         ring_(layout, shared),
         shared_(shared),
+        of_values_(of_values),
         lane_(static_cast<int>(threadIdx.x) % 32),
         policy_(read_once_policy()) {
-    if (kValue) ring_.advance();  // K's slots and V's take turns
-    if (uses_boxes() && lane_ == 0) prefetch_map(&map);
+    if (of_values) ring_.advance();  // K's slots and V's take turns
+    if (uses_boxes() && lane_ == 0) prefetch_map(map);
   }
+
+  __device__ bool of_values() const { return of_values_; }
 
   // A unit to send. Reads the first entries of the block table.
   __device__ void start(const Unit& unit, std::int32_t index) {
     unit_ = unit;
     index_ = index;
-    seen_from_ = visible(call_, unit.span.past, unit.span.kv_length()).begin;
+    seen_from_ = keys_seen(call_, work_, unit.span.past, unit.span.kv_length()).begin;
     first_head_ = unit.head_group * S::kHeads;
     heads_ = min(S::kHeads, call_.kv_num_heads - first_head_);
     table_row_ = static_cast<const std::byte*>(call_.block_table.data) +
                  unit.sequence * call_.table_columns * (call_.block_table.wide ? 8 : 4);
-    if (few_boxes()) {
+    if (few_boxes()) [[likely]] {
       entry_[0] = fetch_box_entry(unit.begin);
     } else {
       fetch_entries(unit.begin);
@@ -46,7 +48,7 @@ class Copies {
 
   // All its tiles, with its number.
   __device__ void send() {
-    if (few_boxes()) {
+    if (few_boxes()) [[likely]] {
       send_boxes();
       return;
     }
@@ -62,7 +64,7 @@ class Copies {
 
   // No unit follows: in place of K.
   __device__ void send_end() {
-    if (kValue) return;
+    if (of_values_) return;
     ring_.wait_empty();
     if (lane_ == 0) ring_.note().unit = -1;
     if (!uses_boxes()) arrive(ring_.full_barrier());
@@ -90,14 +92,18 @@ class Copies {
   // Starts to read the block-table entry of a key; none if no row sees it or one of the next `more`.
   __device__ std::uint32_t fetch_entry(std::uint32_t key, std::uint32_t more) const {
     if (!is_wanted(key, more)) return kNoBlock;
-    const std::uint32_t column = work_.block_shift >= 0 ? key >> work_.block_shift : key / work_.block_keys;
+    const std::uint32_t column = column_of(key);
     if (!call_.block_table.wide) [[likely]]
       return __ldg(reinterpret_cast<const std::uint32_t*>(table_row_) + column);
     const uint2 id = __ldg(reinterpret_cast<const uint2*>(table_row_) + column);
     return id.y == 0 ? id.x : kNoBlock;
   }
+  // Of keys below 2^31; others are past every end.
+  __device__ std::uint32_t column_of(std::uint32_t key) const {
+    return static_cast<std::uint32_t>(work_.by_block_keys.of(static_cast<std::int32_t>(key)));
+  }
   __device__ std::uint32_t slot_of(std::uint32_t key) const {
-    return work_.block_shift >= 0 ? key & ~(0xffffffffu << work_.block_shift) : key % work_.block_keys;
+    return key - column_of(key) * work_.block_keys;
   }
 
   // ---- boxes of a few keys, a lane each ----
@@ -122,7 +128,7 @@ class Copies {
       entry_[0] = fetch_box_entry(base + S::kTileKeys);
       const BoxPlace place = {0, static_cast<std::int32_t>(slot_of(first_of_box(base))), 0,
                               static_cast<std::int32_t>(block)};
-      if constexpr (kValue) {
+      if (of_values_) {
         ring_.wait_empty();
       } else {
         const std::uint32_t live = live_keys(base, __ballot_sync(0xffffffffu, block != kNoBlock));
@@ -162,7 +168,7 @@ class Copies {
 #pragma unroll
     for (int panel = 0; panel < S::kPanels; ++panel) {
       copy_box(
-          to + panel * S::kTileKeys * kPanelBytes, &map_,
+          to + panel * S::kTileKeys * kPanelBytes, map_,
           {kJoined ? first_head_ * S::kHeadBytes : panel * kPanelBytes, place.y, kJoined ? 0 : first_head_, place.w},
           ring_.full_barrier(), policy_);
     }
@@ -211,12 +217,12 @@ class Copies {
         return;
       }
     } else if (work_.pieces) {
-      copy_pieces(kValue ? call_.v_cache : call_.k_cache, kValue ? work_.value : work_.key);
+      copy_pieces();
       arrive_after_copies(ring_.full_barrier());
       if (lane_ == 0) arrive(ring_.full_barrier());
       return;
     }
-    copy_bytes(kValue ? call_.v_cache : call_.k_cache, base);
+    copy_bytes(base);
     arrive(ring_.full_barrier());
     if (lane_ == 0) arrive(ring_.full_barrier());
   }
@@ -234,15 +240,31 @@ class Copies {
     }
   }
 
+  // The cache that this warp copies: a choice between two numbers each, since one between two parameters would be read
+  // through a pointer.
+  struct CacheBytes {
+    const std::byte* data;
+    std::int64_t block, slot, head;
+  };
+  __device__ CacheBytes cache_bytes() const {
+    return {of_values_ ? call_.v_cache.data : call_.k_cache.data,
+            of_values_ ? call_.v_cache.block_bytes : call_.k_cache.block_bytes,
+            of_values_ ? call_.v_cache.slot_bytes : call_.k_cache.slot_bytes,
+            of_values_ ? call_.v_cache.head_bytes : call_.k_cache.head_bytes};
+  }
+
   // Rows in pieces of 16 bytes, a lane each. Rows of keys that are nowhere become zeros, and so do channels beyond the
   // head's.
-  __device__ void copy_pieces(const Cache& cache, const Pieces& strides) const {
+  __device__ void copy_pieces() const {
+    const CacheBytes cache = cache_bytes();
+    const Pieces strides = {of_values_ ? work_.value.block : work_.key.block,
+                            of_values_ ? work_.value.slot : work_.key.slot};
     constexpr int kHeadPieces = S::kHeadBytes / 16;
     constexpr int kKeysAtOnce = 32 / kPieces;
     const int piece = lane_ % kPieces;
     const std::int64_t head = first_head_ + min(piece / kHeadPieces, heads_ - 1);
     const bool used = piece / kHeadPieces < heads_ && piece % kHeadPieces * 16 < work_.head_bytes;
-    const std::byte* from = cache.data + head * cache.head_bytes + (used ? piece % kHeadPieces * 16 : 0);
+    const std::byte* from = cache.data + head * cache.head + (used ? piece % kHeadPieces * 16 : 0);
     const std::uint32_t to = ring_.slot() + slot_offset<S::kTileKeys>(lane_ / kPieces, piece);
     unrolled<S::kTileKeys / kKeysAtOnce>([&](auto step) {
       constexpr int kKey = step.value * kKeysAtOnce;
@@ -256,7 +278,8 @@ class Copies {
   }
 
   // Rows at any address: byte by byte, with lookups of their own.
-  __device__ void copy_bytes(const Cache& cache, std::int32_t base) const {
+  __device__ void copy_bytes(std::int32_t base) const {
+    const CacheBytes cache = cache_bytes();
     std::byte* const to = shared_ + (ring_.slot() - shared_address(shared_));
     __syncwarp();  // the note has been written
 #pragma unroll 1
@@ -265,8 +288,8 @@ class Copies {
       const bool mapped = (ring_.note().live[k / 32] >> k % 32 & 1u) != 0;
       std::int64_t row = 0;
       if (mapped) {
-        const std::int64_t id = call_.block_table[unit_.sequence * call_.table_columns + key / work_.block_keys];
-        row = cache.offset(id, key % work_.block_keys, 0);
+        const std::int64_t id = call_.block_table[unit_.sequence * call_.table_columns + column_of(key)];
+        row = id * cache.block + slot_of(key) * cache.slot;
       }
 #pragma unroll 1
       for (int b = lane_; b < S::kRowBytes; b += 32) {
@@ -274,16 +297,17 @@ class Copies {
         const int within = b % S::kHeadBytes;
         const bool valid = mapped && head < heads_ && within < work_.head_bytes;
         to[slot_offset<S::kTileKeys>(k, b / 16) + b % 16] =
-            valid ? cache.data[row + (first_head_ + head) * cache.head_bytes + within] : std::byte{0};
+            valid ? cache.data[row + (first_head_ + head) * cache.head + within] : std::byte{0};
       }
     }
   }
 
   const Call& call_;
   const Work& work_;
-  const CUtensorMap& map_;
+  const CUtensorMap* const map_;
   Ring<S> ring_;
   std::byte* const shared_;
+  const bool of_values_;
   const int lane_;
   const std::uint64_t policy_;
 

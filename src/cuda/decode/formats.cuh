@@ -26,25 +26,25 @@ using Compute = std::conditional_t<kType == CacheType::kBFloat16, __nv_bfloat16,
 
 // Where channel d of a head stands in a row of Q's fragments: product step, lane within four, register, half.
 struct Place {
-  int step, lane, reg, half;
+  unsigned step, lane, reg, half;
 };
 
 template <CacheType kType, int kHead>
-__device__ constexpr Place place_of(int d) {
+__device__ constexpr Place place_of(unsigned d) {
   if constexpr (kIsWide<kType>) {  // ldmatrix's own order
-    const int k = d % 16;
+    const unsigned k = d % 16;
     return {d / 16, k % 8 / 2, k / 8, k % 2};
   } else if constexpr (kType == CacheType::kInt4) {
     // A lane's 16 bytes (8, in heads of 64) are 32 channels, a word of them eight: nibbles i and i + 4 pair up.
-    constexpr int kLane = kHead == 64 ? 16 : 32;
-    const int e = d % (4 * kLane);
-    const int pair = e % 4;
+    constexpr unsigned kLane = kHead == 64 ? 16 : 32;
+    const unsigned e = d % (4 * kLane);
+    const unsigned pair = e % 4;
     return {d / 128 * 8 + e % kLane / 8 * 2 + pair / 2, e / kLane, pair % 2, e % 8 / 4};
   } else {
     // A lane's 16 bytes are 16 channels, a word of them four: int8 pairs bytes (0, 2) and (1, 3), fp8 (0, 1) and (2,
     // 3).
-    const int e = d % 64;
-    const int b = e % 4;
+    const unsigned e = d % 64;
+    const unsigned b = e % 4;
     const bool even_odd = kType == CacheType::kInt8;
     return {d / 64 * 4 + e % 16 / 4, e / 16, even_odd ? b % 2 : b / 2, even_odd ? b / 2 : b % 2};
   }

@@ -8,54 +8,60 @@
 
 #include "cuda/decode/formats.cuh"
 #include "cuda/decode/shape.h"
+#include "cuda/decode/units.cuh"
 #include "cuda/device/element.cuh"
-#include "cuda/device/sequences.cuh"
 
 namespace octavo::cuda::decode {
 
 inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
 
-template <CacheType kType, int kHead, int kTiles>
+// K: the kernel's shape. S: that of the unit's form (shape.h), the kernel's own or OneTile; it says which rows there
+// are and how they are numbered.
+template <typename K, typename S>
 struct QueryRows {
-  using S = Shape<kType, kHead, kTiles>;
+  static constexpr CacheType kType = S::kType;
+  static constexpr int kHead = S::kHead;
   using C = Compute<kType>;
 
   const Call& call;
+  const Work& work;
   const Layout layout;
   std::byte* const shared;
   SequenceSpan record{};
   std::int32_t first_head = 0, heads = 0;  // KV heads
   std::int32_t first_row = 0, rows = 0;    // query rows of each of them: tokens x heads of the group
 
-  __device__ QueryRows(const Call& call_, std::byte* shared_)
-      : call(call_), layout(layout_of<S>(call_.batch_size)), shared(shared_) {}
+  __device__ QueryRows(const Call& call_, const Work& work_, std::byte* shared_)
+      : call(call_), work(work_), layout(layout_of<K>(call_.batch_size)), shared(shared_) {}
 
   template <typename T>
   __device__ T* at(int offset) const {
     return reinterpret_cast<T*>(shared + offset);
   }
 
+  __device__ const CallFacts& facts() const { return *at<const CallFacts>(layout.facts); }
+
   // token_of() and query_head_of() take a row of one KV head, is_row() one of all heads of the unit, head by head.
-  __device__ std::int32_t token_of(int r) const { return (first_row + r) / call.group; }
+  __device__ std::int32_t token_of(int r) const { return work.by_group.of(first_row + r); }
   __device__ std::int32_t query_head_of(std::int32_t head, int r) const {
-    return head * call.group + (first_row + r) % call.group;
+    return head * call.group + first_row + r - token_of(r) * call.group;
   }
-  __device__ bool is_row(int r) const { return r % S::kRows < rows && r / S::kRows < heads; }
+  __device__ bool is_row(unsigned r) const {
+    return r % S::kRows < static_cast<unsigned>(rows) && r / S::kRows < static_cast<unsigned>(heads);
+  }
   __device__ KeyRange range_of(std::int32_t token) const {
-    return visible(call, record.past + token, record.kv_length());
+    return keys_seen(call, work, record.past + token, record.kv_length());
   }
 
-  // body(T()) for the type of the call's queries and outputs. A 16-bit cache has the same.
-  template <typename Body>
-  __device__ void with_element_type(const Body& body) const {
-    if constexpr (S::kWide) {
-      body(C());
-    } else if (call.element_type == ElementType::kFloat16) {
-      body(__half());
-    } else {
-      body(__nv_bfloat16());
-    }
+  // Queries and outputs are 16-bit; a 16-bit cache has their type, beside codes the call says it.
+  __device__ bool has_bfloat() const {
+    if constexpr (S::kWide) return std::is_same_v<C, __nv_bfloat16>;
+    return call.element_type == ElementType::kBFloat16;
+  }
+  __device__ float element(const void* from, std::int64_t index) const {
+    const std::uint16_t bits = static_cast<const std::uint16_t*>(from)[index];
+    return has_bfloat() ? __uint_as_float(std::uint32_t{bits} << 16) : to_float(reinterpret_cast<const __half&>(bits));
   }
 
   // Rows of Q to fragments in shared memory: normalised, rotated, times K's channel scales, in the products' type. For
@@ -63,33 +69,48 @@ struct QueryRows {
   // nothing over- or underflows; the row's scale takes it back. (Not one that is Q as given, over a float16 cache.) For
   // codes with a bias also what scores start from (formats.cuh). All working warps; a thread has eight channels of a
   // row.
-  template <typename T>
-  __device__ void prepare_query() {
-    constexpr int kLanes = kHead / kUnit;  // neighbours that have one row
-    const int width = call.head_size;
-    for (int i = static_cast<int>(threadIdx.x); i < S::kAllRows * kLanes; i += S::kWorkers) {
-      const int r = i / kLanes;
-      const int row = r % S::kRows;
-      const std::int32_t head = first_head + r / S::kRows;
+  __device__ void prepare_query(float key_scale) {
+    constexpr unsigned kLanes = kHead / kUnit;  // neighbours that have one row
+    for (unsigned i = threadIdx.x; i < S::kAllRows * kLanes; i += S::kWorkers) {
+      const unsigned r = i / kLanes;
+      const unsigned row = r % S::kRows;
+      const std::int32_t head = first_head + static_cast<std::int32_t>(r / S::kRows);
       const std::int32_t token = token_of(row);
-      const int channel = i % kLanes * kUnit;
-      const bool inside = is_row(r) && channel < width;
+      const unsigned channel = i % kLanes * kUnit;
+      const bool inside = is_row(r) && channel < static_cast<unsigned>(call.head_size);
       float x[kUnit] = {};
       if (inside) {
-        const T* from = reinterpret_cast<const T*>(call.query.row(record.start + token, query_head_of(head, row)));
-        load_unit(from + channel, call.query.aligned, x);
+        const std::byte* from = call.query.row(record.start + token, query_head_of(head, row));
+        load_query_unit(reinterpret_cast<const __half*>(from) + channel, x);
       }
-      if (call.q_norm != nullptr) normalise<T>(inside, channel, x);
-      if (call.cos != nullptr) {
-        rotate<T>(inside, record.past + token, channel, at<float>(layout.exchange) + r * S::kExchangeStride + channel,
-                  x);
-      }
-      if (call.k_cache.per_channel && inside) {
-        const float* scales = call.k_cache.scale + std::int64_t{head} * width + channel;
+      if (call.q_norm != nullptr || call.cos != nullptr || call.k_cache.per_channel) [[unlikely]] {
+        if (call.q_norm != nullptr) normalise(inside, channel, x);
+        if (call.cos != nullptr) {
+          rotate(inside, record.past + token, channel, at<float>(layout.exchange) + r * S::kExchangeStride + channel,
+                 x);
+        }
+        if (call.k_cache.per_channel && inside) {
+          const float* scales = call.k_cache.scale + std::int64_t{head} * call.head_size + channel;
 #pragma unroll
-        for (int c = 0; c < kUnit; ++c) x[c] *= scales[c];
+          for (int c = 0; c < kUnit; ++c) x[c] *= scales[c];
+        }
       }
-      store_query_unit(r, channel, x);
+      store_query_unit(r, channel, key_scale, x);
+    }
+  }
+
+  // `from`: of either type.
+  __device__ void load_query_unit(const __half* from, float (&x)[kUnit]) const {
+    UnitOf<__half> unit;
+    unit.load(from, call.query.aligned);
+    if (has_bfloat()) {
+#pragma unroll
+      for (int c = 0; c < kUnit; ++c) {
+        const std::uint32_t word = reinterpret_cast<const std::uint32_t*>(unit.words)[c / 2];
+        x[c] = __uint_as_float(c % 2 == 0 ? word << 16 : word & 0xffff0000u);
+      }
+    } else {
+      unit.decode(x);
     }
   }
 
@@ -100,8 +121,7 @@ struct QueryRows {
     return x;
   }
 
-  template <typename T>
-  __device__ void normalise(bool inside, int channel, float (&x)[kUnit]) const {
+  __device__ void normalise(bool inside, unsigned channel, float (&x)[kUnit]) const {
     float squares = 0.0f;
 #pragma unroll
     for (int c = 0; c < kUnit; ++c) squares = __fmaf_rn(x[c], x[c], squares);
@@ -109,27 +129,25 @@ struct QueryRows {
     const float factor = 1.0f / sqrtf(mean + call.norm_epsilon);
     if (!inside) return;
 #pragma unroll
-    for (int c = 0; c < kUnit; ++c) x[c] = x[c] * factor * to_float(static_cast<const T*>(call.q_norm)[channel + c]);
+    for (int c = 0; c < kUnit; ++c) x[c] = x[c] * factor * element(call.q_norm, channel + c);
   }
 
   // `mine`: a place for this thread's channels in a row of floats.
-  template <typename T>
-  __device__ void rotate(bool inside, std::int32_t position, int channel, float* mine, float (&x)[kUnit]) const {
+  __device__ void rotate(bool inside, std::int32_t position, unsigned channel, float* mine, float (&x)[kUnit]) const {
 #pragma unroll
     for (int c = 0; c < kUnit; ++c) mine[c] = x[c];
     __syncwarp();
     const int half = call.rotary_half;
-    const T* cosines = static_cast<const T*>(call.cos) + std::int64_t{position} * half;
-    const T* sines = static_cast<const T*>(call.sin) + std::int64_t{position} * half;
+    const std::int64_t first_pair = std::int64_t{position} * half;
 #pragma unroll 2
     for (int c = 0; c < kUnit; ++c) {
-      const int d = channel + c - call.rotary_offset;
+      const int d = static_cast<int>(channel) + c - call.rotary_offset;
       if (!inside || d < 0 || d >= 2 * half) continue;
       const bool second = call.rotary_interleaved ? d % 2 != 0 : d >= half;
       const int pair = call.rotary_interleaved ? d / 2 : second ? d - half : d;
       const int distance = call.rotary_interleaved ? 1 : half;
-      const float cosine = to_float(cosines[pair]);
-      const float sine = to_float(sines[pair]);
+      const float cosine = element(call.cos, first_pair + pair);
+      const float sine = element(call.sin, first_pair + pair);
       const float own = mine[c];
       const float other = mine[second ? c - distance : c + distance];
       x[c] = __fmaf_rn(own, cosine, __fmul_rn(second ? other : -other, sine));
@@ -138,11 +156,11 @@ struct QueryRows {
   }
 
   // Row r of all heads, channels first .. first + 7.
-  __device__ void store_query_unit(int r, int first, float (&x)[kUnit]) {
+  __device__ void store_query_unit(unsigned r, unsigned first, float key_scale, float (&x)[kUnit]) {
     // A base-2 logit is scale * product; the row has the scale's sign, so that the largest product is the largest
     // logit.
-    const float logit_scale = call.scale * call.k_cache.tensor_scale();
-    float power = 1.0f;
+    const float logit_scale = call.scale * key_scale;
+    float power = 1.0f, inverse_power = 1.0f;
     if constexpr (std::is_same_v<C, __half>) {
       const bool as_given = S::kWide && call.q_norm == nullptr && call.cos == nullptr && !call.k_cache.per_channel;
       if (!as_given) {
@@ -155,7 +173,11 @@ struct QueryRows {
         }
         // 2^14 over the largest's own power of two, as far as it is a normal number
         const int exponent = static_cast<int>(__float_as_uint(largest) >> 23);
-        if (exponent < 255) power = __uint_as_float(static_cast<std::uint32_t>(min(268 - exponent, 253)) << 23);
+        if (exponent < 255) {
+          const int of_power = min(268 - exponent, 253);
+          power = __uint_as_float(static_cast<std::uint32_t>(of_power) << 23);
+          inverse_power = __uint_as_float(static_cast<std::uint32_t>(254 - of_power) << 23);
+        }
       }
     }
     auto* to = at<std::uint16_t>(layout.query);
@@ -174,12 +196,12 @@ struct QueryRows {
       if (first == 0) at<float>(layout.row_bias)[r] = -kCodeUnit<kType> * kCodeBias<kType> * sum;
     }
     if (first != 0) return;
-    float scale = fabsf(logit_scale) / power * (kLog2E / kCodeUnit<kType>);
+    float scale = fabsf(logit_scale) * inverse_power * (kLog2E / kCodeUnit<kType>);
     if (isinf(scale) && !isinf(logit_scale)) scale = FLT_MAX;  // logits of 10^35 and more
     at<float>(layout.row_scale)[r] = scale;
   }
 
-  static __device__ int place_in_fragments(int row, int d) {
+  static __device__ unsigned place_in_fragments(unsigned row, unsigned d) {
     const Place p = place_of<kType, kHead>(d);
     return ((((row / 8) * S::kSteps + p.step) * 32 + row % 8 * 4 + p.lane) * 2 + p.reg) * 2 + p.half;
   }

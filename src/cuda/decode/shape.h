@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "cuda/call.h"
+#include "cuda/device/quotient.h"
 
 namespace octavo::cuda::decode {
 
@@ -27,6 +28,9 @@ OCTAVO_HOST_DEVICE constexpr int segment_shift(std::int32_t keys, bool windowed)
 // Partial results that the workspace has room for, however short the sequences: several for each block of a device.
 inline constexpr int kPartials = 1536;
 
+// Sequences of at most so many query rows a KV head are handled as by kernels of one row tile in every kernel (Shape).
+inline constexpr int kOneTileRows = 8;
+
 // Blocks that a launch may have at most: the workspace has a stack of nodes for each.
 inline constexpr int kMaxBlocks = 384;
 
@@ -41,8 +45,20 @@ constexpr int bits_of(CacheType type) {
 }
 
 // One compiled kernel: a cache type, heads of up to kHead channels, and 8 * kTiles query rows a KV head.
-template <CacheType kType, int kHead, int kTiles>
+//
+// With one row tile each working warp has its own keys in both products and its own maximum; what the warps have is
+// folded at the end of a segment. With more row tiles a warp has its own keys in K Q^T, and the weights go through
+// shared memory, so that in V^T P^T it has all keys of the tile for its own channels: fewer registers for sums, nothing
+// to fold, but the warps of a head keep in step. The two have different bits, so the form follows a sequence's own rows
+// (kOneTileRows), whatever the kernel has room for.
+template <CacheType kCacheType, int kHeadSize, int kRowTiles>
 struct Shape {
+  static constexpr CacheType kType = kCacheType;
+  static constexpr int kHead = kHeadSize;
+  static constexpr int kTiles = kRowTiles;  // eights of rows of a KV head
+  static constexpr bool kSharesWeights = kTiles > 1;
+  using OneTile = Shape<kType, kHead, 1>;
+
   static constexpr bool kWide = bits_of(kType) == 16;
   static constexpr int kHeadBytes = kHead * bits_of(kType) / 8;
   // A row is that of as many KV heads as a line of memory holds.
@@ -51,30 +67,27 @@ struct Shape {
   static constexpr int kPanels = kRowBytes / kPanelBytes;
   static constexpr int kRows = 8 * kTiles;  // of a KV head
   static constexpr int kAllRows = kRows * kHeads;
-  static constexpr int kSplit = kTiles == 4 && kHeads == 1 ? 2 : 1;  // warps that share out the rows
-  static constexpr int kWarpTiles = kTiles / kSplit;
   static constexpr int kSteps = kHead / 16;                 // of a tensor-core product over the channels
-  static constexpr int kSize = kHead * kWarpTiles;          // a warp's registers for sums grow with it
-  static constexpr int kAllSize = kHead * kTiles * kHeads;  // shared memory for them does
+  static constexpr int kAllSize = kHead * kTiles * kHeads;  // shared memory for sums grows with it
 
   // A block takes its keys in tiles. Two warps copy them, each of the others works on some keys of a tile for one KV
   // head. kKeys and kGroups decide the order of sums: they may depend on the type and the head only.
   static constexpr int kKeys = kRowBytes == kPanelBytes ? 32 : 16;  // of a warp in a tile
   static constexpr int kGroups = kHeads == 4 ? 2 : 4;               // warps of a head
-  static constexpr int kWarps = kGroups * kHeads * kSplit;          // that work
+  static constexpr int kWarps = kGroups * kHeads;                   // that work
   static constexpr int kWorkers = 32 * kWarps;
   static constexpr int kThreads = kWorkers + 64;
   static constexpr int kTileKeys = kGroups * kKeys;
 
   static constexpr int kSlotBytes = kTileKeys * kRowBytes;  // K or V of a tile
   // Blocks of eight working warps are alone on an SM but for rows of a quarter line: those have the registers for two.
-  static constexpr int kBlocksPerSm = (kWarps == 8 && kHeads != 4) || kSlotBytes > 16384 || kSize == 512 ? 1 : 2;
+  static constexpr int kBlocksPerSm = (kWarps == 8 && kHeads != 4) || kSlotBytes > 16384 ? 1 : 2;
   // Slots of the ring: enough bytes under way, and not more (measured: docs/performance.md).
   static constexpr int slots() {
     if (kSlotBytes > 16384) return kTiles == 1 ? 4 : 3;
     if (kSlotBytes < 16384) return 6;
     if (kBlocksPerSm == 1) return kTiles == 1 ? 5 : 4;
-    return kTiles == 1 || kAllSize > 128 ? 3 : 4;
+    return 3;
   }
   static constexpr int kSlots = slots();
   // The lowest levels of a block's stack of nodes (tree.cuh) are in shared memory.
@@ -82,7 +95,13 @@ struct Shape {
   static constexpr int kExchangeStride = kHead + 4;  // floats of a row: rows start in different banks
   // Numbers of four channels and one row, each folded by one thread.
   static constexpr int kItems = (kAllRows * kHead / 4 + kWorkers - 1) / kWorkers;
-  static constexpr bool kQueryInRegisters = kSize <= 128;
+  static constexpr bool kQueryInRegisters = kHead * kTiles <= 128;
+
+  // Rows of the exchange: those of every group of warps, or where weights are shared those of all.
+  static constexpr int kExchangeRows =
+      kSharesWeights ? (kAllRows > kGroups * 8 * kHeads ? kAllRows : kGroups * 8 * kHeads) : kGroups * kAllRows;
+  // Weights of a tile: 8 x 8 matrices of 128 bytes, for eight keys and a row tile each.
+  static constexpr int kWeightBytes = kSharesWeights ? kTileKeys * kAllRows * 2 : 0;
 };
 
 // What comes with K of a tile; with V, only to the warp that copies it.
@@ -92,14 +111,22 @@ struct TileNote {
   std::uint32_t unused[3];
 };
 
+// What all warps of a block need and some work out or read for them.
+struct CallFacts {
+  std::int32_t run_shift, full_units, units;  // units.cuh
+  float key_scale, value_scale;               // PER_TENSOR, else 1
+};
+
 // Shared memory, in order.
 struct Layout {
   int ring = 0;             // [slots][slot bytes]
   int notes = 0;            // [slots] TileNote
   int full = 0, empty = 0;  // [slots] barriers
   int query = 0;            // fragments
-  int exchange = 0;         // [groups][rows][stride] floats: sums of the warps; rows of Q before that
+  int exchange = 0;         // [exchange rows][stride] floats: sums of the warps; rows of Q before that
   int exchange_state = 0;   // [groups][rows] float2
+  int weights = 0;          // [2] of a tile, in turn
+  int maxima = 0;           // [groups][rows] floats, where weights are shared
   int handed = 0;           // a barrier: the exchange is full
   int folded = 0;           // and another: it is free again
   int stack_sums = 0;       // [levels][rows * head / 4] float4
@@ -108,8 +135,9 @@ struct Layout {
   int row_bias = 0;         // the same
   int flag = 0;             // a word that one thread has for all workers
   int next = 0;             // one that the warps that copy share
-  int full_units = 0;       // [batch + 1]
-  int tail_units = 0;       // [batch + 1]
+  int facts = 0;            // CallFacts
+  int full_units = 0;       // [batch]
+  int tail_units = 0;       // [batch]
   int partial_base = 0;     // [batch]
   int tail_order = 0;       // [batch]
   int keys = 0;             // [batch]
@@ -132,8 +160,10 @@ OCTAVO_HOST_DEVICE constexpr Layout layout_of(int batch) {
   layout.full = take(S::kSlots * 8);
   layout.empty = take(S::kSlots * 8);
   layout.query = take(S::kAllRows * S::kSteps * 32);
-  layout.exchange = take(S::kGroups * S::kAllRows * S::kExchangeStride * 4);
+  layout.exchange = take(S::kExchangeRows * S::kExchangeStride * 4);
   layout.exchange_state = take(S::kGroups * S::kAllRows * 8);
+  layout.weights = take(2 * S::kWeightBytes);
+  layout.maxima = take(S::kSharesWeights ? S::kGroups * S::kAllRows * 4 : 0);
   layout.handed = take(8);
   layout.folded = take(8);
   layout.stack_sums = take(S::kLevels * S::kAllSize * 2 * 16);
@@ -142,14 +172,17 @@ OCTAVO_HOST_DEVICE constexpr Layout layout_of(int batch) {
   layout.row_bias = take(S::kAllRows * 4);
   layout.flag = take(4);
   layout.next = take(4);
-  layout.full_units = take((batch + 1) * 4);
-  layout.tail_units = take((batch + 1) * 4);
-  layout.partial_base = take(batch * 4);
-  layout.tail_order = take(batch * 4);
-  layout.keys = take(batch * 4);
-  layout.width = take(batch * 4);
-  layout.spans = take((batch + 1) * static_cast<int>(sizeof(SequenceSpan)));
-  layout.bytes = used;
+  layout.facts = take(static_cast<int>(sizeof(CallFacts)));
+  // Tables of one size, so that no place has to be worked out from the one before.
+  const int table = static_cast<int>((static_cast<unsigned>(batch) + 3) / 4 * 16);
+  layout.full_units = used;
+  layout.tail_units = used + table;
+  layout.partial_base = used + 2 * table;
+  layout.tail_order = used + 3 * table;
+  layout.keys = used + 4 * table;
+  layout.width = used + 5 * table;
+  layout.spans = used + 6 * table;
+  layout.bytes = layout.spans + (batch + 1) * static_cast<int>(sizeof(SequenceSpan));
   return layout;
 }
 
@@ -160,17 +193,18 @@ struct Pieces {
 
 // What the decode kernel gets besides the Call.
 struct Work {
-  std::int32_t head_groups = 0;  // of KV heads, a block's worth each
-  std::int32_t head_bytes = 0;   // of K or V of one head and key
+  std::int32_t head_groups = 0;                                 // of KV heads, a block's worth each
+  Quotient by_head_groups, by_group, by_blocks, by_block_keys;  // head_groups, Call::group, blocks, block_keys
+  std::int32_t head_bytes = 0;                                  // of K or V of one head and key
   std::int32_t partials = 0;
   std::int32_t blocks = 0;        // of the launch
-  std::int32_t block_shift = 0;   // log2(block_size); -1: no power of two
   std::uint32_t block_keys = 1;   // block_size, as far as positions reach
   std::uint32_t block_limit = 0;  // ids below it are blocks
   int shared_limit = 0;           // bytes of dynamic shared memory that a block of the device can have
   int shared_least = 0;           // more than a third of an SM's: see backend.cc
   bool pieces = false;            // rows start at multiples of 16 bytes whose number fits 32 bits
   bool boxes = false;             // the maps are there, and the device copies by them
+  std::int32_t window = 0;        // keys that a query sees at most, as far as positions reach; 0: all before it
   std::int32_t box_keys = 1;      // of a copy by them: a power of two that divides block_size
   std::uint32_t no_bits = 0;      // zero, which the compiler does not know
   Pieces key, value;
@@ -179,7 +213,8 @@ struct Work {
   float2* stack_states = nullptr;      // the same
   float* sums = nullptr;               // [partials][rows][head], relative to the maximum
   float2* states = nullptr;            // [partials][rows]: maximum (base-2 logit), weight
-  std::uint32_t* arrived = nullptr;    // [partials]: units of a row tile that are done; zero before the launch
+  std::uint32_t* arrived = nullptr;    // [partials]: units, or groups of them, that are done (merge_if_last); zero
+                                       // before the launch
   std::uint32_t* next_unit = nullptr;  // zero before the launch
 };
 

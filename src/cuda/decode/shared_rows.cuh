@@ -33,6 +33,10 @@ __device__ inline void load_words(std::uint32_t (&x)[2], std::uint32_t address) 
   asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x[0]), "=r"(x[1]) : "r"(address) : "memory");
 }
 
+__device__ inline void store_word(std::uint32_t address, std::uint32_t x) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+
 // Where 16-byte piece `piece` of a key's row stands in a slot: in panels of 128 bytes a key, pieces permuted by the key
 // (the copy engine's swizzle of 128 bytes; slots start at multiples of 1,024).
 template <int kKeys>

@@ -42,4 +42,16 @@ __device__ inline void sync_threads(int name) {
   asm volatile("bar.sync %0, %1;" ::"r"(name), "n"(kThreads) : "memory");
 }
 
+// The same, and whether any of the threads says so.
+template <int kThreads>
+__device__ inline bool any_of_threads(int name, bool here) {
+  std::uint32_t any;
+  asm volatile(
+      "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %3, 0;\n\tbar.red.or.pred p, %1, %2, p;\n\tselp.b32 %0, 1, 0, p;\n\t}"
+      : "=r"(any)
+      : "r"(name), "n"(kThreads), "r"(static_cast<std::uint32_t>(here))
+      : "memory");
+  return any != 0;
+}
+
 }  // namespace octavo::cuda

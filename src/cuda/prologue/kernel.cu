@@ -7,6 +7,7 @@
 #include "cuda/device/element.cuh"
 #include "cuda/device/encode.cuh"
 #include "cuda/device/overlap.cuh"
+#include "cuda/device/quotient.h"
 #include "cuda/device/records.cuh"
 #include "cuda/device/sequences.cuh"
 #include "cuda/launch.cuh"
@@ -16,19 +17,6 @@ namespace octavo::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-
-// n / divisor for n below 2^16, by a multiplication.
-struct Quotient {
-  std::uint32_t divisor = 1, factor = 0;
-
-  Quotient() = default;
-  explicit Quotient(std::int32_t divisor_)
-      : divisor(static_cast<std::uint32_t>(divisor_)),
-        factor(static_cast<std::uint32_t>(((std::uint64_t{1} << 32) + divisor - 1) / divisor)) {}
-  __device__ std::int32_t of(std::int32_t n) const {
-    return static_cast<std::int32_t>(divisor == 1 ? n : __umulhi(static_cast<std::uint32_t>(n), factor));
-  }
-};
 
 // How blocks share out the new tokens' K and V. Threads stand over (pairs of units of a row, tokens, heads), K's heads
 // before V's: what K needs besides is in warps of its own. A block takes its tokens in steps.
