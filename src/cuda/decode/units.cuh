@@ -80,7 +80,7 @@ class Units {
   __device__ void make_small() {
     const int lane = threadIdx.x % 32;
     const bool inside = lane < call_.batch_size;
-    const auto span = make_lane_record<SequenceSpan>(call_);
+    const SequenceSpan span = lane_span();
     const std::int32_t keys = keys_of(call_, work_, span).count();
     const std::int32_t width = keys > 0 ? row_tiles(span) * work_.head_groups : 0;
     std::int32_t units = 0;
@@ -200,6 +200,21 @@ class Units {
   }
 
   // ---- batches of up to 32 ----
+
+  // make_lane_record(), with less to do where sequences start in order, as they should: each then is the highest start
+  // so far.
+  __device__ SequenceSpan lane_span() const {
+    const int lane = threadIdx.x % 32;
+    const bool inside = lane < call_.batch_size;
+    const std::int32_t begin = inside ? call_.cumulative[lane] : 0;
+    const std::int32_t end = inside ? call_.cumulative[lane + 1] : 0;
+    const std::int32_t past = inside ? call_.past[lane] : 0;
+    const std::int32_t start = max(begin, 0);
+    const std::int32_t before = __shfl_up_sync(0xffffffffu, start, 1);
+    if (!__all_sync(0xffffffffu, lane == 0 || !inside || before <= start)) [[unlikely]]
+      return make_lane_record<SequenceSpan>(call_);
+    return inside ? make_record<SequenceSpan>(call_, begin, end, past, start) : SequenceSpan{};
+  }
 
   __device__ static std::int32_t sum_of_lanes_before(std::int32_t x) {
     std::int32_t sum = x;

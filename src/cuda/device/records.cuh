@@ -80,14 +80,10 @@ __device__ inline Record make_lane_record(const Call& call) {
   const std::int32_t end = inside ? call.cumulative[lane + 1] : 0;
   const std::int32_t past = inside ? call.past[lane] : 0;
   std::int32_t start = max(begin, 0);
-  // Mostly they ascend, and each is the highest so far.
-  const std::int32_t ahead = __shfl_up_sync(0xffffffffu, start, 1);
-  if (!__all_sync(0xffffffffu, lane == 0 || !inside || ahead <= start)) {
 #pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const std::int32_t before = __shfl_up_sync(0xffffffffu, start, step);
-      if (lane >= step) start = max(before, start);
-    }
+  for (int step = 1; step < 32; step *= 2) {
+    const std::int32_t before = __shfl_up_sync(0xffffffffu, start, step);
+    if (lane >= step) start = max(before, start);
   }
   if (inside) return make_record<Record>(call, begin, end, past, start);
   Record behind{};

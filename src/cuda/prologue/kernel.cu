@@ -7,7 +7,6 @@
 #include "cuda/device/element.cuh"
 #include "cuda/device/encode.cuh"
 #include "cuda/device/overlap.cuh"
-#include "cuda/device/quotient.h"
 #include "cuda/device/records.cuh"
 #include "cuda/device/sequences.cuh"
 #include "cuda/launch.cuh"
@@ -18,6 +17,19 @@ namespace {
 
 constexpr int kThreads = 256;
 
+// n / divisor for n below 2^16, by a multiplication.
+struct SmallQuotient {
+  std::uint32_t divisor = 1, factor = 0;
+
+  SmallQuotient() = default;
+  explicit SmallQuotient(std::int32_t divisor_)
+      : divisor(static_cast<std::uint32_t>(divisor_)),
+        factor(static_cast<std::uint32_t>(((std::uint64_t{1} << 32) + divisor - 1) / divisor)) {}
+  __device__ std::int32_t of(std::int32_t n) const {
+    return static_cast<std::int32_t>(divisor == 1 ? n : __umulhi(static_cast<std::uint32_t>(n), factor));
+  }
+};
+
 // How blocks share out the new tokens' K and V. Threads stand over (pairs of units of a row, tokens, heads), K's heads
 // before V's: what K needs besides is in warps of its own. A block takes its tokens in steps.
 struct Shares {
@@ -25,7 +37,7 @@ struct Shares {
   std::int32_t tokens = 0;  // of a step
   std::int32_t heads = 0;   // of a block, of K as of V; blockIdx.y says which
   std::int32_t steps = 0;   // tokens * steps <= kThreads
-  Quotient by_pairs, by_tokens;
+  SmallQuotient by_pairs, by_tokens;
 };
 
 // What a call asks of a row of K or V.
@@ -410,8 +422,8 @@ cudaError_t launch_for(const Call& call, cudaStream_t stream) {
   shares.pairs = (units + 1) / 2;
   shares.heads = std::clamp(kThreads / (shares.pairs * kinds), 1, call.kv_num_heads);
   shares.tokens = kThreads / (shares.pairs * kinds * shares.heads);
-  shares.by_pairs = Quotient(shares.pairs);
-  shares.by_tokens = Quotient(shares.tokens);
+  shares.by_pairs = SmallQuotient(shares.pairs);
+  shares.by_tokens = SmallQuotient(shares.tokens);
   const std::int32_t slices = (call.kv_num_heads + shares.heads - 1) / shares.heads;
   const std::int64_t all_steps = (call.token_count + std::int64_t{shares.tokens} - 1) / shares.tokens;
   const std::int64_t most = std::min(max_steps(kPath), kThreads / shares.tokens);
