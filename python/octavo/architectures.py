@@ -386,7 +386,7 @@ def _context_length(data: _Metadata, requested: int | None) -> int:
     if requested == 1:
         raise OctavoError("--context-length 1 leaves no room for an answer; give 2 or more.")
     if not 1 <= requested <= own:
-        raise OctavoError(f"--context-length {requested:,} is not between 1 and the model's own {own:,}.")
+        raise OctavoError(f"--context-length {requested:,} is not between 2 and the model's own {own:,}.")
     return requested
 
 

@@ -232,9 +232,10 @@ def demo(models: str, max_tokens: int, as_json: bool) -> None:
 
     with progress_bar("reading") as progress:
         model_dir = prepare(Path(models), DEFAULT_CACHE, lambda text: click.echo(text, err=True), progress)
-    arguments = [str(model_dir), "--max-tokens", str(max_tokens)]
+    arguments = ["--max-tokens", str(max_tokens)]
     for prompt in PROMPTS:
         arguments += ["--prompt", prompt]
     arguments += ["--json"] if as_json else []
-    generate.main(arguments, prog_name="octavo generate", standalone_mode=False)
+    # Behind "--" a folder like -m is no option.
+    generate.main([*arguments, "--", str(model_dir)], prog_name="octavo generate", standalone_mode=False)
     click.echo(next_line(model_dir), err=True)

@@ -166,7 +166,10 @@ class TextEngine:
             self.tokenizer.update_options(add_special_tokens="true" if raw else "false")
             if not raw:
                 messages = json.dumps([{"role": "user", "content": prompt}])
-                prompt = self.tokenizer.apply_chat_template(messages=messages, add_generation_prompt=True)
+                written = self.tokenizer.apply_chat_template(messages=messages, add_generation_prompt=True)
+                if prompt and not written:
+                    raise OctavoError("the chat template writes nothing.")
+                prompt = written
             return np.asarray(self.tokenizer.encode(prompt), np.int32)
         except Exception as error:
             hint = "" if raw else " Give --raw to do without the chat template."
@@ -181,7 +184,8 @@ class TextEngine:
     ) -> Generator[Answer, None, None]:
         """Answers all prompts, batched as the engine sees fit; yields an Answer whenever it grew or changed state.
 
-        progress: called as (step, tokens done, tokens in all) while prompts are read and no answer has begun.
+        progress: called as (step, tokens done, tokens in all) while prompts are read and no answer has begun, where
+        they take the engine several steps.
 
         A prompt that cannot run is refused alone. Closing the iterator (or an exception in the caller) frees all.
         Raises OctavoError where the engine fails before the first token, or again without a token in between; its
@@ -384,7 +388,8 @@ class _Batch:
         if self._has_begun:
             return
         total = sum(len(running.prompt_ids) for running in self._open.values())
-        self._progress("reading the prompt", min(self._prompt_tokens_read, total), total)
+        if total > self._engine.tokens_per_step:
+            self._progress("reading the prompt", min(self._prompt_tokens_read, total), total)
         self._prompt_tokens_read += self._engine.tokens_per_step
 
     def _finish(self, running: _Running, event: Any) -> None:
@@ -396,8 +401,8 @@ class _Batch:
         if oddity:
             _fail(
                 answer,
-                f"{oddity}. Where keys or values overflow a float16 cache, convert again with --kv-cache bfloat16; "
-                f"`{self._engine.doctor}` tells whether the weights are sound.",
+                f"{oddity}. If its cache is float16, keys or values may overflow it: convert again with --kv-cache "
+                f"bfloat16. `{self._engine.doctor}` tells whether the weights are sound.",
             )
         self._forget(running)
 
@@ -464,15 +469,15 @@ class _Batch:
 def _oddity(running: _Running) -> str:
     """What NaN logits, which the engine does not report, make of a finished answer; empty for one that looks sound.
 
-    They choose token 0, step after step, or when sampling a token of the seed's. Where that ends answers, one that they
-    cut looks like any other.
+    They choose token 0, step after step, or when sampling some other one. Where that ends answers, or shows text, the
+    answer looks like any other.
     """
     answer, ids = running.answer, running.answer.token_ids
     was_cut = answer.finish_reason.startswith("max_")
     # A first character, or a first word after white space, may have been cut off.
     if not answer.text and not (was_cut and len(ids) < CHARACTER_BYTES):
-        return "the model answered without any text"
-    if answer.text.isspace() and not (was_cut and len(ids) < NAN_TOKENS):
+        return f"the model answered without any text{'' if was_cut else ', and may have nothing to say'}"
+    if answer.text.isspace() and was_cut and len(ids) >= NAN_TOKENS:
         return "the model answered with white space alone"
     zeros = len(list(takewhile(lambda token: token == 0, reversed(ids))))
     silent = len(ids) - running.tokens_shown

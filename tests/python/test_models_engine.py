@@ -297,6 +297,14 @@ def test_a_nul_character_is_refused(model_dir: Path) -> None:
         calibration.encode(model_dir, "a\0b")
 
 
+def test_a_template_that_writes_nothing_is_named(model_dir: Path, tmp_path: Path) -> None:
+    silent = Path(shutil.copytree(model_dir, tmp_path / "silent"))
+    settings = json.loads((silent / "tokenizer_config.json").read_text())
+    (silent / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": "{# nothing #}"}))
+    (answer,) = TextEngine(silent).generate(["the"], Sampling(max_tokens=2))
+    assert answer.problem.startswith("the prompt cannot be tokenized: the chat template writes nothing. Give --raw")
+
+
 def test_damaged_weights_are_no_empty_answer(model_dir: Path, tmp_path: Path) -> None:
     """Risk: NaN logits choose token 0, and the run looks like a success."""
     damaged = Path(shutil.copytree(model_dir, tmp_path / "damaged"))
