@@ -20,8 +20,8 @@ import ml_dtypes
 import numpy as np
 
 from . import processors
-from .calibration import Progress, no_progress
 from .errors import OctavoError, first_line
+from .progress import Progress, no_progress
 from .sizes import shown_bytes
 
 STOCK = "onnxruntime GroupQueryAttention"

@@ -13,11 +13,12 @@ import numpy as np
 
 from . import weights
 from .architectures import ModelConfig, rope_caches
-from .calibration import Progress, float32_caches
+from .calibration import float32_caches
 from .errors import OctavoError
 from .gguf_reader import GGUFFile
 from .kv_cache import CACHE_TYPES
 from .paged_session import load_graph
+from .progress import Progress
 
 FLOAT16_LARGEST = 65_504
 # Half: 4-bit weights and 8-bit activations exceed the bound of exact arithmetic a little, and other texts have larger

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
@@ -15,16 +14,11 @@ from .errors import OctavoError, first_line
 from .kv_cache import cache_type_of, choose_scales, needs_scales, set_cache_type
 from .model_folder import config_number, graph_file, read_config
 from .paged_session import PagedSession, load_graph
+from .progress import Progress, no_progress
 from .runtime import genai_config, require_no_nul
 
 CHUNK = 128  # tokens fed at once: bounds the logits, which a run computes for every token
 MAX_TOKENS = 1024
-
-Progress = Callable[[str, int, int], None]
-
-
-def no_progress(step: str, done: int, total: int) -> None:
-    pass
 
 
 def shipped_text(name: str) -> str:

@@ -27,6 +27,7 @@ from .cli_options import (
 )
 from .console import next_line, output_failed, print_json, progress_bar
 from .errors import OctavoError, counted
+from .progress import no_progress
 
 if TYPE_CHECKING:
     from .engine import Answer, Sampling, TextEngine
@@ -205,7 +206,7 @@ def _under_a_bar(
     until = ("done", "failed") if len(prompts) > 1 else ("running", "done", "refused", "failed")
     finished = 0
     with ExitStack() as bar:
-        progress = (lambda *step: None) if is_live else bar.enter_context(progress_bar("reading the prompt"))
+        progress = no_progress if is_live else bar.enter_context(progress_bar("reading the prompt"))
         with closing(engine.generate(prompts, sampling, raw, progress)) as answers:
             for answer in answers:
                 finished += answer.finished

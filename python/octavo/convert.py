@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from .graph import GraphOptions, step_count, write_graph
 from .kv_cache import CACHE_TYPES, needs_scales
 from .memory import available_bytes, fitting_blocks
 from .model_folder import CONFIG_FILE, ORDINARY_PROMPT
+from .progress import Progress, no_progress
 from .runtime import get_library_path
 from .sizes import shown_bytes
 from .tokenizer import Vocabulary
@@ -57,7 +58,7 @@ def convert(
     context_length: int | None = None,
     num_blocks: int | None = None,
     force: bool = False,
-    progress: Callable[[str, int, int], None] = lambda step, done, total: None,
+    progress: Progress = no_progress,
 ) -> Converted:
     """Converts a GGUF file to a genai model folder. `target` is whole afterwards, or untouched.
 

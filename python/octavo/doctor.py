@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from rich.markup import escape
 
-from .calibration import Progress, no_progress
 from .errors import OctavoError, counted, first_line, quoted, shown
 from .explain import unknown_attributes
 from .memory import available_bytes, fitting_blocks
@@ -31,6 +30,7 @@ from .model_folder import (
     read_json,
 )
 from .onnx_model import ABSOLUTE, OUTSIDE, OnnxModel, ValueType, read_model, why_unreadable
+from .progress import Progress, no_progress
 from .runtime import LIBRARY_NAME, genai_config, get_library_path, register
 from .sizes import token_bytes
 from .trial import NO_ANSWER, NO_TEMPLATE, try_engine

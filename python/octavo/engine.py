@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ import numpy as np
 from . import huge_pages
 from .errors import OctavoError, as_argument, first_line
 from .model_folder import CONFIG_FILE, config_number, dig, read_config
+from .progress import Progress, no_progress
 from .runtime import genai_config, require_no_nul
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ class TextEngine:
         prompts: Sequence[str],
         sampling: Sampling | None = None,
         raw: bool = False,
-        progress: Callable[[str, int, int], None] = lambda step, done, total: None,
+        progress: Progress = no_progress,
     ) -> Generator[Answer, None, None]:
         """Answers all prompts, batched as the engine sees fit; yields an Answer whenever it grew or changed state.
 
@@ -255,9 +256,7 @@ class TextEngine:
 class _Batch:
     """One call of TextEngine.generate."""
 
-    def __init__(
-        self, engine: TextEngine, sampling: Sampling, raw: bool, progress: Callable[[str, int, int], None]
-    ) -> None:
+    def __init__(self, engine: TextEngine, sampling: Sampling, raw: bool, progress: Progress) -> None:
         self._engine = engine
         self._sampling = sampling
         self._raw = raw

@@ -19,6 +19,7 @@ from .errors import OctavoError
 from .kv_cache import CACHE_TYPES, cache_type_of, choose_scales, needs_scales, set_cache_type
 from .model_folder import CONFIG_FILE, config_number, graph_file, read_config
 from .paged_session import PagedSession, load_graph
+from .progress import Progress, no_progress
 
 REFERENCE = "float32"
 WINDOW = 1024  # tokens that are read in one context, at most
@@ -78,7 +79,7 @@ def measure(
     cache_types: Sequence[str] = (),
     max_tokens: int | None = None,
     threads: int = 0,
-    progress: calibration.Progress = calibration.no_progress,
+    progress: Progress = no_progress,
 ) -> Report:
     """Perplexity of a text under several cache types of one model.
 
